@@ -19,7 +19,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ from bench.harness.child_server import NotReadyError, free_port, running
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.peers.build import CPU_OPTIONS, TOOLS, PeerError, Source
 
-PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench")
+QUANTIZE = "llama-quantize"
+PROGRAMS = ("llama-server", "llama-bench", "llama-batched-bench", QUANTIZE)
 LLAMA_CPP = Source(
     "llama.cpp",
     "llama-cpp-python",
@@ -70,6 +71,10 @@ class LlamaCpp:
             command = f"python bench/peers/llama_cpp.py --cpu {cpu}"
             raise PeerError(f"{folder} has no {' and no '.join(missing)}: run {command} first")
         return cls(folder, threads)
+
+    def with_options(self, *options: str) -> "LlamaCpp":
+        """The same build, with further options of llama-server."""
+        return replace(self, server_options=(*self.server_options, *options))
 
     def prefill(self, model: Path, tokens: int) -> float:
         """Prompt tokens a second of one prompt, by llama-bench."""

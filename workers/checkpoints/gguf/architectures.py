@@ -4,84 +4,51 @@ Rules and names are those of llama.cpp's converter, https://github.com/ggml-org/
 how its models read their files (`src/models`): a few fields are in no file and follow from the number of layers.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
 
 from workers.checkpoints.architectures.families import FAMILIES
+from workers.checkpoints.architectures.family import Family
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.keys import Keys
+from workers.checkpoints.gguf.layouts.architecture import (
+    AFTER,
+    AROUND,
+    ATTENTION,
+    LLAMA,
+    MLP,
+    Architecture,
+    Fields,
+    layer_types,
+    read_experts,
+    read_multipliers,
+    read_window,
+    set_family,
+)
+from workers.checkpoints.gguf.layouts.dense import DENSE
+from workers.checkpoints.gguf.layouts.hybrids import HYBRIDS
 from workers.checkpoints.gguf.rotary import rotary_fields
 
 HEAD = "output.weight"
 TOKENS = "token_embd.weight"
-OUTSIDE: Mapping[str, str] = {
-    TOKENS: "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    HEAD: "lm_head.weight",
-}
-"""Hugging Face's names of the tensors outside of layers."""
-ATTENTION = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-}
-MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-BEFORE = {"ffn_norm": "post_attention_layernorm"}
-AFTER = {
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-AROUND = AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
-LLAMA = ATTENTION | MLP | BEFORE
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose attention scale is not that of their head's width."""
 
-Fields = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """One value of `general.architecture`."""
-
-    family: str
-    """The family by `model_type` of config.json."""
-    names: Mapping[str, str] = field(default_factory=lambda: LLAMA)
-    """Hugging Face's names of a layer's modules."""
-    paired: bool = False
-    """Rows of queries and keys are in pairs of lanes that are rotated together, not in two halves."""
-    read: Callable[[Keys, Fields], None] = lambda keys, fields: None
-    """Adds the fields that other architectures do not have."""
-    theta: float = 10000.0
-    """RoPE base of files that state none."""
-
-
-def _window(keys: Keys, fields: Fields) -> None:
-    """Read a window that may be 0 for none."""
-    fields["sliding_window"] = (
-        keys.integer("attention.sliding_window") if keys.get("attention.sliding_window") else None
-    )
-
 
 def _phi3(keys: Keys, fields: Fields) -> None:
-    _window(keys, fields)
+    read_window(keys, fields)
     # LongRoPE reads it; files of models without it state it, too.
     keys.get("rope.scaling.original_context_length")
     keys.get("rope.scaling.attn_factor")
 
 
 def _gemma2(keys: Keys, fields: Fields) -> None:
-    _window(keys, fields)
+    read_window(keys, fields)
     fields["attn_logit_softcapping"] = keys.optional_number("attn_logit_softcapping")
     _gemma(keys, fields)
 
 
 def _gemma3(keys: Keys, fields: Fields) -> None:
-    _window(keys, fields)
+    read_window(keys, fields)
     fields["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10000.0)
     _gemma(keys, fields)
 
@@ -90,7 +57,7 @@ def _gemma(keys: Keys, fields: Fields) -> None:
     fields["final_logit_softcapping"] = keys.optional_number("final_logit_softcapping")
     pattern = keys.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        fields["layer_types"] = _layer_types(keys, pattern)
+        fields["layer_types"] = layer_types(keys, pattern)
     elif pattern is not None:
         fields["sliding_window_pattern"] = keys.integer("attention.sliding_window_pattern")
     large = fields["num_hidden_layers"] == GEMMA_27B[keys.architecture]
@@ -98,36 +65,17 @@ def _gemma(keys: Keys, fields: Fields) -> None:
     fields["query_pre_attn_scalar"] = scalar
 
 
-def _layer_types(keys: Keys, pattern: list[Any]) -> list[str]:
-    if not all(isinstance(windowed, bool) for windowed in pattern):
-        raise keys.error("attention.sliding_window_pattern", "is neither a period nor a list of true and false")
-    return ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
-
-
-def _granite(keys: Keys, fields: Fields) -> None:
-    for key, name in (
-        ("attention.scale", "attention_multiplier"),
-        ("embedding_scale", "embedding_multiplier"),
-        ("residual_scale", "residual_multiplier"),
-        ("logit_scale", "logits_scaling"),
-    ):
-        value = keys.optional_number(key)
-        if value is not None:
-            fields[name] = value
-    fields.setdefault("attention_multiplier", fields["head_dim"] ** -0.5)
-
-
 def _olmo(keys: Keys, fields: Fields) -> None:
     """OLMo 3 is an OLMo 2 with windows."""
-    _window(keys, fields)
+    read_window(keys, fields)
     pattern = keys.get("attention.sliding_window_pattern")
     if isinstance(pattern, list) and fields["sliding_window"] is not None:
-        _set_family(fields, "olmo3")
-        fields["layer_types"] = _layer_types(keys, pattern)
+        set_family(fields, "olmo3")
+        fields["layer_types"] = layer_types(keys, pattern)
 
 
 def _qwen3_moe(keys: Keys, fields: Fields) -> None:
-    _experts(keys, fields)
+    read_experts(keys, fields)
     fields["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
     fields["norm_topk_prob"] = True
 
@@ -135,18 +83,9 @@ def _qwen3_moe(keys: Keys, fields: Fields) -> None:
 def _llama(keys: Keys, fields: Fields) -> None:
     """Llama and Mistral are one architecture, and Mixtral is it with experts. Its files state no windows."""
     if keys.get("expert_count"):
-        _set_family(fields, "mixtral")
+        set_family(fields, "mixtral")
         fields["sliding_window"] = None
-        _experts(keys, fields)
-
-
-def _experts(keys: Keys, fields: Fields) -> None:
-    fields["num_local_experts"] = keys.integer("expert_count")
-    fields["num_experts_per_tok"] = keys.integer("expert_used_count")
-
-
-def _set_family(fields: Fields, family: str) -> None:
-    fields.update(model_type=family, architectures=[FAMILIES[family].architecture])
+        read_experts(keys, fields)
 
 
 QWEN3_EXPERTS = {
@@ -161,7 +100,7 @@ MIXTRAL_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
-ARCHITECTURES: Mapping[str, Architecture] = {
+LLAMA_LIKE: Mapping[str, Architecture] = {
     "llama": Architecture("llama", LLAMA | MIXTRAL_EXPERTS, paired=True, read=_llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
@@ -170,11 +109,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": Architecture("gemma2", ATTENTION | MLP | AROUND, read=_gemma2),
     "gemma3": Architecture("gemma3_text", ATTENTION | MLP | AROUND, read=_gemma3, theta=1_000_000.0),
     "phi3": Architecture("phi3", LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, read=_phi3),
-    "granite": Architecture("granite", paired=True, read=_granite),
+    "granite": Architecture("granite", paired=True, read=read_multipliers),
     "smollm3": Architecture("smollm3", paired=True),
     "olmo2": Architecture("olmo2", ATTENTION | MLP | AFTER, read=_olmo),
     "seed_oss": Architecture("seed_oss", ATTENTION | MLP | {"post_attention_norm": "post_attention_layernorm"}),
 }
+"""The dense architectures like Llama, and two mixtures of experts."""
+ARCHITECTURES: Mapping[str, Architecture] = {**LLAMA_LIKE, **DENSE, **HYBRIDS}
 """The architectures by `general.architecture`."""
 
 
@@ -195,27 +136,67 @@ def config_fields(model: GgufFile) -> Fields:
     head_dim = keys.integer("attention.key_length", max(1, hidden // heads))
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise keys.error("attention.value_length", f"is not attention.key_length, {head_dim}")
+    family = FAMILIES[architecture.family]
+    epsilon = "layer_norm_rms_epsilon" if family.norm_kind == "rms" else "layer_norm_epsilon"
     fields: Fields = {
         "hidden_size": hidden,
-        "num_hidden_layers": keys.integer("block_count"),
-        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": layers_of(keys),
+        "intermediate_size": _ffn(keys),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads_of(keys),
         "head_dim": head_dim,
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": keys.number(f"attention.{epsilon}"),
         "max_position_embeddings": context,
         "vocab_size": _vocabulary(model),
         "tie_word_embeddings": HEAD not in model.tensors,
         "attention_bias": "blk.0.attn_output.bias" in model.tensors,
         "dtype": _dtype(model),
     }
-    if FAMILIES[architecture.family].biases is not None:
-        del fields["attention_bias"]
-    _set_family(fields, architecture.family)
+    set_family(fields, architecture.family)
     fields |= rotary_fields(keys, head_dim, context, architecture.theta)
     architecture.read(keys, fields)
+    _read_repeated(keys, family)
     keys.refuse_others()
-    return fields
+    if FAMILIES[fields["model_type"]].biases is not None:
+        del fields["attention_bias"]
+    names = FAMILIES[fields["model_type"]].field_names
+    return {names.get(name, name): value for name, value in fields.items()}
+
+
+def _read_repeated(keys: Keys, family: Family) -> None:
+    """Read what says nothing new: the base of positions of windowed layers if it is that of the others, and the epsilon
+    of the other kind of norm."""
+    if keys.peek("rope.freq_base_swa") == keys.peek("rope.freq_base"):
+        keys.get("rope.freq_base_swa")
+    if family.norm_kind == "layer":
+        keys.get("attention.layer_norm_rms_epsilon")
+
+
+def layers_of(keys: Keys) -> int:
+    """Return the number of layers, without those that only predict several tokens."""
+    blocks, predicting = keys.integer("block_count"), keys.get("nextn_predict_layers") or 0
+    if not isinstance(predicting, int) or not 0 <= predicting < blocks:
+        raise keys.error("nextn_predict_layers", f"{predicting!r} is not a number from 0 to below {blocks}")
+    return blocks - predicting
+
+
+def kv_heads_of(keys: Keys) -> int:
+    """Return the KV heads of layers that attend: one number, or one for each layer, which is 0 where none attends."""
+    counts = keys.get("attention.head_count_kv")
+    if not isinstance(counts, list):
+        return keys.integer("attention.head_count_kv", keys.integer("attention.head_count"))
+    several = {count for count in counts if count != 0}
+    if len(several) != 1 or any(type(count) is not int for count in counts) or min(several) < 0:
+        raise keys.error("attention.head_count_kv", "is not one number for all layers that attend")
+    count: int = several.pop()
+    return count
+
+
+def _ffn(keys: Keys) -> int:
+    """Read the width of the MLP, which files of mixtures of experts may state as 0 or not at all."""
+    if keys.get("feed_forward_length") or not keys.get("expert_feed_forward_length"):
+        return keys.integer("feed_forward_length")
+    return keys.integer("expert_feed_forward_length")
 
 
 def _vocabulary(model: GgufFile) -> int:

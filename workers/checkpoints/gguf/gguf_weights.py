@@ -12,21 +12,27 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.fields import MAX_PARTS
-from workers.checkpoints.gguf.architectures import OUTSIDE, architecture_of
+from workers.checkpoints.gguf.architectures import architecture_of, kv_heads_of, layers_of
 from workers.checkpoints.gguf.blocks import plain_values, quantized_matrix
 from workers.checkpoints.gguf.gguf_file import MAX_TENSORS, GgufFile, TensorPlace
 from workers.checkpoints.gguf.keys import Keys
+from workers.checkpoints.gguf.layouts.orders import IN_ORDER, StoredOrder, from_pairs
 from workers.checkpoints.gguf.rotary import FACTORS
 from workers.checkpoints.gguf.tensor_types import EVEN
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
 from workers.checkpoints.weights import Weights
 from workers.precision import Quantize
 
-_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,7})\.([a-z_]+)\.(weight|bias)", re.ASCII)
-STACKS = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
+_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,7})\.([a-z0-9_]+(?:\.[a-z0-9_]+)?)", re.ASCII)
+_ENDS = (".weight", ".bias")
+STACKS = (
+    ("attn_q", "attn_k", "attn_v"),
+    ("attn_qkv", "attn_gate"),
+    ("ffn_gate", "ffn_up"),
+    ("ffn_gate_exps", "ffn_up_exps"),
+    ("ffn_gate_shexp", "ffn_up_shexp"),
+)
 """Modules of a layer that a backend may stack: their matrices get one kind of format."""
-ROUTERS = ("ffn_gate_inp",)
-"""Modules that choose experts. They are never quantized: an error in one chooses others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +40,23 @@ class _TensorSource:
     """The place of one tensor."""
 
     tensor: TensorPlace
-    expert: int | None = None
-    """The index in a stack of experts."""
-    heads: int = 0
-    """Heads whose rows are in rotated pairs of lanes; 0 leaves the rows as they are."""
+    module: str = ""
+    """Its name within a layer, without `.weight` or `.bias`."""
+    index: int | None = None
+    """The index in a stack of experts or of heads."""
+    order: StoredOrder = IN_ORDER
     format: GroupFormat | None = None
 
     @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape in the file."""
+        return self.tensor.shape if self.index is None else self.tensor.shape[1:]
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        """The shape in Hugging Face's order."""
+        rows = self.order.rows
+        return self.stored if rows is None else (len(rows), *self.stored[1:])
 
 
 class GgufWeights(Weights):
@@ -57,47 +71,91 @@ class GgufWeights(Weights):
         self._model = model
         self._architecture = architecture_of(model)
         keys = Keys(model)
+        self._layers = layers_of(keys)
+        family = FAMILIES[self._architecture.family]
+        self._names, self._offset = family.names, family.norm_offset
+        self._orders = self._architecture.orders(keys)
         heads = keys.integer("attention.head_count")
-        self._heads = {"attn_q": heads, "attn_k": keys.integer("attention.head_count_kv", heads)}
-        self._offset = FAMILIES[self._architecture.family].norm_offset
+        self._heads = {"attn_q": heads, "attn_k": kv_heads_of(keys)} if self._architecture.paired else {}
         self._packed = quantize == "none"
         self._even = self._uneven_stacks()
         self._sources = dict(self._find())
 
     def _find(self) -> Iterator[tuple[str, _TensorSource]]:
-        experts = 0
+        matrices = 0
         for tensor in self._model.tensors.values():
             if tensor.name in FACTORS:
                 continue
-            if tensor.name in OUTSIDE:
-                yield OUTSIDE[tensor.name], _TensorSource(tensor, format=self._format(tensor))
+            module, end = _split(tensor.name)
+            outside = self._outside(module)
+            if outside is not None:
+                yield outside + end, _TensorSource(tensor, module, format=self._format(tensor, module))
                 continue
-            match = _IN_LAYER.fullmatch(tensor.name)
-            module = None if match is None else self._architecture.names.get(match[2])
-            if match is None or module is None:
+            match = _IN_LAYER.fullmatch(module)
+            if match is not None and int(match[1]) >= self._layers:
+                continue  # of a head for multi-token prediction
+            names = None if match is None else self._names_of(match[2], end)
+            if match is None or names is None:
                 problem = f"the tensor is not part of a {self._architecture.family} model"
                 raise self._model.error(tensor.name, problem)
-            name = f"model.layers.{match[1]}.{module}.{match[3]}"
-            heads = self._heads.get(match[2], 0) if self._architecture.paired else 0
-            if "{}" not in name:
-                yield name, _TensorSource(tensor, heads=heads, format=self._format(tensor))
-                continue
-            if len(tensor.shape) != 3 or tensor.shape[0] > MAX_PARTS:
-                problem = f"has the shape {tensor.shape}, not that of up to {MAX_PARTS} matrices"
-                raise self._model.error(tensor.name, problem)
-            experts += tensor.shape[0]
-            if experts > MAX_TENSORS:
-                raise self._model.error(tensor.name, f"the model has more than {MAX_TENSORS} matrices of experts")
-            format = self._format(tensor)
-            for expert in range(tensor.shape[0]):
-                yield name.format(expert), _TensorSource(tensor, expert, format=format)
+            for within in names:
+                name, several = f"{self._names.layers}{match[1]}.{within}", "{}" in within
+                count = self._stacked(tensor, matrix=end == ".weight" and "exps" in match[2]) if several else 0
+                matrices += count
+                if matrices > MAX_TENSORS:
+                    raise self._model.error(tensor.name, f"the model has more than {MAX_TENSORS} matrices of experts")
+                format, order = self._format(tensor, match[2]), self._order(tensor, match[2], within)
+                if format is not None and not order.keeps_groups(format.group):
+                    format = None
+                for index in range(count):
+                    yield name.format(index), _TensorSource(tensor, match[2], index, format=format)
+                if not several:
+                    yield name, _TensorSource(tensor, match[2], order=order, format=format)
+
+    def _outside(self, module: str) -> str | None:
+        """Return Hugging Face's name of a module outside of layers."""
+        names = self._names
+        by_module = {"token_embd": names.embedding, "output_norm": names.norm, "token_embd_norm": names.norm}
+        return (by_module | {"output": names.head}).get(module)
+
+    def _names_of(self, module: str, end: str) -> tuple[str, ...] | None:
+        """Return Hugging Face's names within a layer of what a tensor holds, with their ends."""
+        known = self._architecture.names
+        if module + end in known:
+            return (known[module + end],)
+        if module in self._architecture.split:
+            return tuple(f"{name}{end}" for name in self._architecture.split[module])
+        return None if module not in known else (known[module] + end,)
+
+    def _stacked(self, tensor: TensorPlace, *, matrix: bool) -> int:
+        """Return the number of matrices or vectors in a tensor."""
+        if len(tensor.shape) != (3 if matrix else 2) or tensor.shape[0] > MAX_PARTS:
+            kind = "matrices" if matrix else "vectors"
+            problem = f"has the shape {tensor.shape}, not that of up to {MAX_PARTS} {kind}"
+            raise self._model.error(tensor.name, problem)
+        return tensor.shape[0]
+
+    def _order(self, tensor: TensorPlace, module: str, name: str) -> StoredOrder:
+        """Return the order of a tensor. Raises `CheckpointError` where it has another number of rows or columns."""
+        if module in self._heads:
+            heads = self._heads[module]
+            if not tensor.shape or tensor.shape[0] % (2 * heads):
+                raise self._model.error(
+                    tensor.name, f"has the shape {tensor.shape}, not rows of {heads} heads in pairs"
+                )
+            return from_pairs(heads, tensor.shape[0])
+        order = self._orders.get(name.removesuffix(".weight"), self._orders.get(module, IN_ORDER))
+        if not order.fits(tensor.shape):
+            raise self._model.error(tensor.name, f"has the shape {tensor.shape}, not what the metadata says")
+        return order
 
     def _uneven_stacks(self) -> frozenset[str]:
         """Find the tensors of stacks whose types have scales or zeros of different kinds."""
         found = set()
         layers: dict[str, dict[str, TensorPlace]] = {}
         for tensor in self._model.tensors.values():
-            if (match := _IN_LAYER.fullmatch(tensor.name)) and match[3] == "weight":
+            module, end = _split(tensor.name)
+            if (match := _IN_LAYER.fullmatch(module)) and end == ".weight":
                 layers.setdefault(match[1], {})[match[2]] = tensor
         for layer in layers.values():
             for names in STACKS:
@@ -109,8 +167,8 @@ class GgufWeights(Weights):
                     found |= {each.name for each in stack}
         return frozenset(found)
 
-    def _format(self, tensor: TensorPlace) -> GroupFormat | None:
-        matrix = len(tensor.shape) > 1 and not any(f".{name}." in tensor.name for name in ROUTERS)
+    def _format(self, tensor: TensorPlace, module: str) -> GroupFormat | None:
+        matrix = len(tensor.shape) > 1 and module not in self._architecture.precise
         if not self._packed or not matrix:
             return None
         return EVEN if tensor.name in self._even else tensor.type.format
@@ -138,11 +196,14 @@ class GgufWeights(Weights):
         return sorted(kind.name for kind in sources if not kind.exact)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        source = self._sources[name]
-        values = plain_values(self._blocks(source), source.tensor.type, source.shape)
-        if self._offset and name.endswith("norm.weight"):
+        source, architecture = self._sources[name], self._architecture
+        values = plain_values(self._blocks(source), source.tensor.type, source.stored)
+        if self._offset and name.endswith("norm.weight") and source.module not in architecture.uncentred:
             values = values.astype(np.float32) - np.float32(self._offset)
-        return _in_halves(values, source.heads)
+        if source.module in architecture.values:
+            values = architecture.values[source.module](values.astype(np.float32))
+        values = source.order.restore(values)
+        return values[:, None] if source.module in architecture.taps else values
 
     def format(self, name: str) -> GroupFormat | None:
         source = self._sources.get(name)
@@ -151,7 +212,9 @@ class GgufWeights(Weights):
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._sources:
             raise self._model.error(name, "the tensor is missing")
-        return self._sources[name].shape
+        source = self._sources[name]
+        taps = source.module in self._architecture.taps
+        return (source.shape[0], 1, *source.shape[1:]) if taps else source.shape
 
     def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
         """Types are checked when the files are opened."""
@@ -169,19 +232,15 @@ class GgufWeights(Weights):
         if source.format is None:
             raise KeyError(name)
         self._check_shape(name, source.shape, shape)
-        outputs, inputs = source.shape
+        outputs, inputs = source.stored
         matrix = quantized_matrix(self._blocks(source), source.tensor.type, (outputs, inputs), source.format)
-        if not source.heads:
-            return matrix
-        levels, scales = (_in_halves(each, source.heads) for each in (matrix.levels, matrix.scales))
-        zeros = None if matrix.zeros is None else _in_halves(matrix.zeros, source.heads)
-        return Quantized(matrix.format, levels, scales, zeros)
+        return source.order.restore_quantized(matrix)
 
     def _blocks(self, source: _TensorSource) -> NDArray[np.uint8]:
-        if source.expert is None:
+        if source.index is None:
             return self._model.blocks(source.tensor)
-        count = math.prod(source.shape) // source.tensor.type.block
-        return self._model.blocks(source.tensor, source.expert * count, count)
+        count = math.prod(source.stored) // source.tensor.type.block
+        return self._model.blocks(source.tensor, source.index * count, count)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
@@ -193,9 +252,7 @@ class GgufWeights(Weights):
         return len(self._sources)
 
 
-def _in_halves(rows: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Undo llama.cpp's order of rows: row 2 i + h of a head becomes its row i + h * half."""
-    if not heads:
-        return rows
-    split = rows.reshape(heads, -1, 2, *rows.shape[1:])
-    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
+def _split(name: str) -> tuple[str, str]:
+    """Return the name of a tensor's module, and `.weight`, `.bias` or nothing."""
+    end = next((end for end in _ENDS if name.endswith(end)), "")
+    return name.removesuffix(end), end

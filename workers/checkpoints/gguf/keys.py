@@ -38,6 +38,10 @@ class Keys:
         self._read.add(name)
         return self.model.metadata.get(f"{self.architecture}.{name}", default)
 
+    def peek(self, name: str) -> Any:
+        """Return a key's value without reading it: it is refused still, unless something else reads it."""
+        return self.model.metadata.get(f"{self.architecture}.{name}")
+
     def integer(self, name: str, default: int | None = None) -> int:
         value = self.get(name, default)
         if value is None:

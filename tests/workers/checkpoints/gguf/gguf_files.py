@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.families import Tensors
+from tests.workers.checkpoints.gguf.conversions import converted, family_keys
 from workers.checkpoints.checkpoint import open_weights
 
 ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
@@ -33,10 +34,31 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "gpt_neox": gguf.MODEL_ARCH.GPTNEOX,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "phi": gguf.MODEL_ARCH.PHI2,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "nemotron": gguf.MODEL_ARCH.NEMOTRON,
+    "olmo": gguf.MODEL_ARCH.OLMO,
+    "arcee": gguf.MODEL_ARCH.ARCEE,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
 }
-PAIRED = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3"})
+PAIRED = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "olmo", "arcee", "ministral3", "granitemoe"})
 """Families whose queries and keys have rotated lanes side by side."""
-CENTRED = frozenset({"gemma", "gemma2", "gemma3_text"})
+CENTRED = frozenset({"gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+PLAIN = (".ffn_gate_inp.", ".ssm_conv1d.", ".shortconv.conv.", "_norm.")
+"""Parts of the names of tensors that are always float32."""
 TypeOf = Callable[[str], Type]
 
 
@@ -77,7 +99,8 @@ def write_gguf(
         if key != "general.architecture" and value is not None:
             _add(writer, key, value)
     for name, tensor in tensors.items():
-        type_of = Type.F32 if tensor.ndim == 1 or ".ffn_gate_inp." in name else kind(name) if callable(kind) else kind
+        plain = tensor.ndim == 1 or any(part in name for part in PLAIN)
+        type_of = Type.F32 if plain else kind(name) if callable(kind) else kind
         writer.add_tensor(name, gguf.quantize(tensor.astype(np.float32), type_of), raw_dtype=type_of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -136,24 +159,30 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
     if kind in ("yarn", "longrope"):
         original = scaling.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
         keys["rope.scaling.original_context_length"] = original
-    return keys
+    return keys | family_keys(config)
 
 
 def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorNameMap) -> Tensors:
     family, found = config["model_type"], dict[str, NDArray[Any]]()
     stacks: dict[str, list[NDArray[Any]]] = {}
-    for name, stored in sorted(open_weights(checkpoint).items()):
-        values = stored.astype(np.float32)
-        if family in CENTRED and name.endswith("norm.weight"):
+    stored = sorted(open_weights(checkpoint).items())
+    for name, values in (part for each in stored for part in converted(config, each[0], each[1].astype(np.float32))):
+        if family in CENTRED and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             values = values + np.float32(1)
         for part, heads in (("q_proj", config["num_attention_heads"]), ("k_proj", config["num_key_value_heads"])):
             if family in PAIRED and f".{part}." in name:
                 values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if ".norms." in name:
+            before, _, _ = name.partition(".norms.")
+            stacks.setdefault(f"{before}.weight", []).append(values)
+            continue
         if ".experts." in name:
             before, _, after = name.partition(".experts.")
             _, part, end = after.split(".")
             merged = f"layers.{name.split('.')[2]}.feed_forward.experts.{part}.{end}"
-            stacks.setdefault(f"{before}.experts.{part}.{end}" if family != "mixtral" else merged, []).append(values)
+            stacks.setdefault(
+                f"{before}.experts.{part}.{end}" if family not in ("mixtral", "granitemoe") else merged, []
+            ).append(values)
             continue
         found[_name(names, name)] = values
     found |= {_name(names, name): np.stack(values) for name, values in stacks.items()}

@@ -1,14 +1,18 @@
 """Configurations and tensors of GGUF files, beside those of the checkpoints that they were made from."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType as Type
+from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
+from tests.workers.checkpoints.gguf.conversions import converted
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.architectures.tensors import check_tensors
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
@@ -31,6 +35,25 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_moe": {"fields": {"norm_topk_prob": True}},
     "seed_oss": {"tied": False},
     "smollm3": {"layers": 4, "fields": {"no_rope_layers": [1, 1, 1, 0]}},
+    "starcoder2": {"fields": {"sliding_window": None}},
+    "stablelm": {},
+    "gpt_neox": {"tied": False, "kv_heads": 4},
+    "cohere": {},
+    "cohere2": {"layers": 4, "fields": {"sliding_window_pattern": 4}},
+    "phi": {"tied": False},
+    "exaone4": {"fields": {"layer_types": ["sliding_attention", "full_attention"]}},
+    "nemotron": {"tied": False},
+    "olmo": {},
+    "arcee": {"attention_bias": True},
+    "ernie4_5": {},
+    "ministral3": {},
+    "glm4": {},
+    "lfm2": {},
+    "qwen3_5_text": {},
+    "qwen3_5_moe_text": {},
+    "qwen3_next": {},
+    "olmoe": {},
+    "granitemoe": {},
 }
 """Arguments of the checkpoint of each family."""
 
@@ -42,14 +65,64 @@ def test_a_file_is_the_checkpoint_that_it_was_made_from(tmp_path: Path, family: 
     made, expected = ModelConfig.from_dir(file), ModelConfig.from_dir(path)
     if family == "mistral":  # one architecture with Llama
         expected = replace(expected, family="llama")
+    if family == "qwen3_next":  # its gated delta network has the tensors of Qwen3.5's in a file
+        expected = replace(expected, family="qwen3_5_moe_text", names=made.names)
     assert made == expected
     weights, original = open_weights(file), open_weights(path)
-    assert set(weights) == set(original)
     check_tensors(weights, made, file, weights.adds_nothing)
+    if family == "qwen3_next":
+        original = dict(_split_gates(json.loads((path / "config.json").read_text()), original))
+    assert set(weights) == set(original)
     for name, tensor in original.items():
-        # The offset of a norm was added and is taken away again.
-        np.testing.assert_allclose(weights[name], tensor, atol=2e-7 if made.norm_offset else 0, rtol=0, err_msg=name)
+        # The offset of a norm was added and is taken away again, and the logarithm of a decay taken and undone.
+        near = 1e-6 if name.endswith("A_log") else 2e-7 if made.norm_offset else 0
+        np.testing.assert_allclose(weights[name], tensor, atol=near, rtol=0, err_msg=name)
+        assert weights.shape(name) == tensor.shape
     assert same_text(path, file)
+
+
+def _split_gates(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the tensors of a Qwen3-Next by the names that Qwen3.5 has: strengths and decays apart."""
+    for name, tensor in tensors.items():
+        if not name.endswith("in_proj_ba.weight"):
+            yield from ((part, values) for part, values in converted(config, name, tensor) if "in_proj" in part)
+            if "in_proj" not in name:
+                yield name, tensor
+            continue
+        groups = config["linear_num_key_heads"]
+        split = tensor.reshape(groups, 2, -1, tensor.shape[1])
+        for at, end in enumerate("ba"):
+            yield name.replace("_ba.", f"_{end}."), split[:, at].reshape(-1, tensor.shape[1])
+
+
+def test_quantized_value_heads_are_ordered_with_their_scales(tmp_path: Path) -> None:
+    fields = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_value_head_dim": 32}
+    path = make_checkpoint(tmp_path / "model", "qwen3_5_text", fields=fields)
+    weights, plain = (
+        open_weights(make_gguf(path, tmp_path / f"{kind.name}.gguf", kind)) for kind in (Type.Q8_0, Type.F32)
+    )
+    for name in ("in_proj_qkv", "in_proj_z", "out_proj"):
+        tensor = f"model.layers.0.linear_attn.{name}.weight"
+        restored = weights.take_quantized(tensor, plain.shape(tensor)).dequantize()
+        np.testing.assert_allclose(restored, plain[tensor], atol=0.02 * np.abs(plain[tensor]).max())
+    for name in ("in_proj_a", "in_proj_b"):
+        assert weights.format(f"model.layers.0.linear_attn.{name}.weight") is None
+
+
+def test_value_heads_narrower_than_a_group_are_not_quantized(tmp_path: Path) -> None:
+    """Their columns are in another order, and would take scales apart."""
+    fields = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_value_head_dim": 16}
+    path = make_checkpoint(tmp_path / "model", "qwen3_5_text", fields=fields)
+    weights = open_weights(make_gguf(path, tmp_path / "model.gguf", Type.Q8_0))
+    assert weights.format("model.layers.0.linear_attn.out_proj.weight") is None
+    assert weights.format("model.layers.0.linear_attn.in_proj_z.weight") is not None
+
+
+def test_layers_that_only_predict_several_tokens_are_left_out(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "qwen3_5_text", layers=3)
+    made = make_gguf(path, tmp_path / "model.gguf", metadata={"qwen35.nextn_predict_layers": 1})
+    assert ModelConfig.from_dir(made).layers == 2
+    assert not any(name.startswith("model.layers.2.") for name in open_weights(made))
 
 
 def test_the_divisors_of_llama_3(tmp_path: Path) -> None:
@@ -77,7 +150,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("general.architecture", "qwen2moe", "'qwen2moe' is not supported, only llama, qwen2, qwen3,"),
+        ("general.architecture", "rwkv7", "'rwkv7' is not supported, only llama, qwen2, qwen3,"),
         ("llama.block_count", None, "is missing"),
         ("llama.block_count", 1.5, "1.5 is not an integer from 1"),
         ("llama.attention.head_count", 0, "0 is not an integer from 1"),

@@ -1,0 +1,151 @@
+"""GGUF files that llama.cpp's own tools make, served by Baton and by llama.cpp: greedy tokens of both.
+
+    python bench/peers/gguf_equality.py [--families qwen3 lfm2] [--kinds f32 f16] [--prompts 8] [--tokens 24]
+
+For each family a small checkpoint of random weights is made and converted by llama.cpp's `convert_hf_to_gguf.py`, and by
+its `llama-quantize` for the kinds that it names (Q4_K_M and so on). Baton computes the checkpoint and the file, and
+llama-server the file, all in float32 with KV in float32 and without flash attention, which rounds to float16. The columns are the tokens of the file that are those of the
+checkpoint, in Baton, and those that are llama.cpp's, up to the first difference of each answer. llama.cpp rounds
+activations to float16 beside weights of that type, and quantizes them beside quantized ones, and a file that is not f32
+is another model than its checkpoint: there most tokens agree.
+
+The exit status is 1 if a file of kind f32 is refused or has other tokens than llama.cpp. Build llama.cpp with
+`python bench/peers/llama_cpp.py`; --smoke converts one family without it.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from actors.process.logs import configure_logging
+from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.engine import Engine, Setup
+from bench.harness.folders import default_cache
+from bench.measurement.rounds import RefusedError
+from bench.peers.build import PeerError
+from bench.peers.llama_cpp import LLAMA_CPP, QUANTIZE, LlamaCpp, complete
+from bench.peers.weights.to_gguf import convert
+from tests.checkpoints import make_checkpoint
+from tests.families import FAMILIES
+from workers.errors import LoadRefused
+from workers.host.topology import usable_cores
+
+CONTEXT, PROMPT = 256, 24
+CONVERTER = Path(__file__).resolve().parent / "children" / "convert_to_gguf.py"
+PLAIN = ("f32", "f16", "bf16")
+"""Kinds that the converter writes; others are quantized from f32."""
+EXACT = ("f32",)
+LAYERS = 4
+"""Of these the last one attends in every hybrid family, and has no window in families with windows but every fourth."""
+UNKNOWN = ("falcon", "glm", "granitemoeshared", "helium", "mimo", "ministral", "phi3", "stablelm")
+"""Families that cannot be compared: llama.cpp does not have them, or its converter fails on their test checkpoints, or
+their files need a tokenizer of another kind, or Baton does not read them."""
+UNTIED = ("olmo2", "olmo3")
+"""llama.cpp expects a head of their own."""
+
+
+def make_file(checkpoint: Path, file: Path, kind: str, peer: LlamaCpp | None) -> None:
+    """Write a GGUF file. Raises `PeerError` if llama.cpp's tools fail."""
+    if peer is None:
+        convert(checkpoint, file, "f32")
+        return
+    plain = file if kind in PLAIN else file.with_suffix(".f32")
+    words = [str(peer.folder.parent / "source"), str(checkpoint), str(plain), kind if kind in PLAIN else "f32"]
+    _run([sys.executable, str(CONVERTER), *words])
+    if plain != file:
+        _run([str(peer.folder / QUANTIZE), str(plain), str(file), kind])
+        plain.unlink()
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeerError((done.stderr.strip().splitlines() or ["no message"])[-1])
+
+
+class Equality:
+    """Compares one family after the other."""
+
+    def __init__(self, args: argparse.Namespace, peer: LlamaCpp | None, folder: Path) -> None:
+        self._args, self._peer, self._folder = args, peer, folder
+        self.good = True
+
+    def compare(self, family: str) -> None:
+        """Print a line for each kind."""
+        checkpoint = make_checkpoint(self._folder / family, family, layers=LAYERS, tied=family not in UNTIED)
+        with closing(self._engine(checkpoint)) as engine:
+            prompts = [engine.prompt(PROMPT) for _ in range(self._args.prompts)]
+            expected = [engine.complete(prompt, self._args.tokens) for prompt in prompts]
+        for kind in self._args.kinds:
+            self._compare(family, kind, prompts, expected)
+
+    def _compare(self, family: str, kind: str, prompts: list[tuple[int, ...]], expected: list[list[int]]) -> None:
+        file, checkpoint = self._folder / f"{family}-{kind}.gguf", self._folder / family
+        total = len(prompts) * self._args.tokens
+        try:
+            make_file(checkpoint, file, kind, self._peer)
+            with closing(self._engine(file)) as engine:
+                ours = [engine.complete(prompt, self._args.tokens) for prompt in prompts]
+            theirs = self._of_peer(file, prompts)
+        except (LoadRefused, PeerError, RefusedError) as error:
+            print(f"{family:18} {kind:7} {error}", flush=True)
+            self.good &= kind not in EXACT
+            return
+        alike = _alike(ours, expected)
+        shown = "not measured" if theirs is None else f"{_alike(ours, theirs)} of {total}"
+        print(f"{family:18} {kind:7} {alike:5} of {total} {shown:>16}", flush=True)
+        self.good &= kind not in EXACT or theirs is None or ours == theirs
+
+    def _engine(self, path: Path) -> Engine:
+        return Engine.load(Setup(path, self._args.cache_dir / "graphs", 1, CONTEXT, "float32"))
+
+    def _of_peer(self, file: Path, prompts: list[tuple[int, ...]]) -> list[list[int]] | None:
+        if self._peer is None:
+            return None
+        with self._peer.server(file, 1, CONTEXT, "f32") as url:
+            return [complete(url, list(prompt), self._args.tokens) for prompt in prompts]
+
+
+def _alike(ours: list[list[int]], theirs: list[list[int]]) -> int:
+    """Tokens up to the first difference of each answer."""
+    found = 0
+    for mine, other in zip(ours, theirs, strict=True):
+        found += next((at for at, (a, b) in enumerate(zip(mine, other, strict=True)) if a != b), len(mine))
+    return found
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = command_line(__doc__)
+    known = [family for family in FAMILIES if family not in UNKNOWN]
+    parser.add_argument("--families", nargs="+", choices=known, default=known, metavar="FAMILY", help="to compare")
+    parser.add_argument("--kinds", nargs="+", default=["f32", "f16"], help="of the files, such as f16 or Q4_K_M")
+    parser.add_argument("--prompts", type=at_least(1), default=8, help="random prompts for each file")
+    parser.add_argument("--tokens", type=at_least(1), default=24, help="of each answer")
+    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama.cpp's programs, beside its source")
+    parser.add_argument("--cache-dir", type=Path, default=default_cache(), help="of compiled graphs")
+    return parsed(parser, words, smoke={"families": ["qwen3"], "kinds": ["f32"], "prompts": 1, "tokens": 4})
+
+
+def main() -> None:
+    configure_logging("bench", "warning")
+    args = arguments()
+    try:
+        peer = None if args.smoke else LlamaCpp.find(args.llama_cpp, usable_cores()).with_options("-fa", "off")
+    except PeerError as error:
+        sys.exit(str(error))
+    print("family             kind    as checkpoint     as llama.cpp")
+    with tempfile.TemporaryDirectory() as folder:
+        equality = Equality(args, peer, Path(folder))
+        for family in args.families:
+            equality.compare(family)
+    sys.exit(0 if equality.good else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Architectures whose layers have a recurrent state, and mixtures of experts."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.checkpoints.gguf.keys import Keys
+from workers.checkpoints.gguf.layouts.architecture import (
+    ATTENTION,
+    BEFORE,
+    MLP,
+    Architecture,
+    Fields,
+    read_experts,
+    read_multipliers,
+)
+from workers.checkpoints.gguf.layouts.orders import StoredOrder, grouped_heads
+
+LFM2 = ATTENTION | {
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+}
+DELTA = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+QWEN35 = ATTENTION | DELTA | {"post_attention_norm": "post_attention_layernorm"}
+SHARED_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+GRANITE_EXPERTS = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+DELTA_PRECISE = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta"})
+
+
+def read_lfm2(keys: Keys, fields: Fields) -> None:
+    """Layers attend that have KV heads."""
+    counts = keys.get("attention.head_count_kv")
+    if not isinstance(counts, list) or any(type(count) is not int for count in counts):
+        raise keys.error("attention.head_count_kv", "is not a list of numbers, one for each layer")
+    fields["layer_types"] = ["full_attention" if count else "conv" for count in counts]
+    fields["conv_L_cache"] = keys.integer("shortconv.l_cache")
+    fields["block_auto_adjust_ff_dim"] = False  # the file has the adjusted width
+
+
+def read_delta(keys: Keys, fields: Fields) -> None:
+    """Read the sizes of a gated delta network, and which layers attend."""
+    values = keys.integer("ssm.time_step_rank")
+    fields["linear_num_value_heads"] = values
+    fields["linear_num_key_heads"] = keys.integer("ssm.group_count")
+    fields["linear_key_head_dim"] = keys.integer("ssm.state_size")
+    inner = keys.integer("ssm.inner_size")
+    if inner % values:
+        raise keys.error("ssm.inner_size", f"{inner} is no multiple of ssm.time_step_rank, {values}")
+    fields["linear_value_head_dim"] = inner // values
+    fields["linear_conv_kernel_dim"] = keys.integer("ssm.conv_kernel")
+    recurrent, layers = keys.get("attention.recurrent_layers"), fields["num_hidden_layers"]
+    interval = keys.integer("full_attention_interval", 4)
+    if recurrent is None:
+        recurrent = [(layer + 1) % interval != 0 for layer in range(layers)]
+    if not isinstance(recurrent, list) or len(recurrent) < layers:
+        raise keys.error("attention.recurrent_layers", f"is not a list of true and false for each of {layers} layers")
+    fields["layer_types"] = ["linear_attention" if each else "full_attention" for each in recurrent[:layers]]
+    keys.get("rope.dimension_sections")  # positions of a text are the same in all sections
+
+
+def read_delta_experts(keys: Keys, fields: Fields) -> None:
+    read_delta(keys, fields)
+    read_shared_experts(keys, fields)
+
+
+def read_shared_experts(keys: Keys, fields: Fields) -> None:
+    read_experts(keys, fields)
+    fields["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
+    fields["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
+
+
+def order_value_heads(keys: Keys) -> Mapping[str, StoredOrder]:
+    """Order the value heads of Qwen3.5, https://github.com/ggml-org/llama.cpp/pull/19468."""
+    values, groups = keys.integer("ssm.time_step_rank"), keys.integer("ssm.group_count")
+    if values % groups:
+        raise keys.error("ssm.time_step_rank", f"{values} is no multiple of ssm.group_count, {groups}")
+    lanes = keys.integer("ssm.inner_size") // values
+    each = values // groups
+    heads, rows = grouped_heads(groups, each, 1), grouped_heads(groups, each, lanes)
+    before = 2 * groups * keys.integer("ssm.state_size")
+    behind = StoredOrder(np.concatenate([np.arange(before), before + rows]))
+    return {
+        "attn_qkv": behind,
+        "ssm_conv1d": behind,
+        "attn_gate": StoredOrder(rows),
+        "ssm_alpha": StoredOrder(heads),
+        "ssm_beta": StoredOrder(heads),
+        "ssm_a": StoredOrder(heads),
+        "ssm_dt": StoredOrder(heads),
+        "ssm_out": StoredOrder(columns=rows),
+    }
+
+
+def order_gates(keys: Keys) -> Mapping[str, StoredOrder]:
+    """Order the gates of Qwen3-Next: those of the value heads of a key head lie together, strengths before decays."""
+    values, groups = keys.integer("ssm.time_step_rank"), keys.integer("ssm.group_count")
+    if values % groups:
+        raise keys.error("ssm.time_step_rank", f"{values} is no multiple of ssm.group_count, {groups}")
+    strengths, decays = np.arange(2 * values).reshape(groups, 2, -1).swapaxes(0, 1).reshape(2, -1)
+    return {
+        "linear_attn.in_proj_b": StoredOrder(strengths, stored_rows=2 * values),
+        "linear_attn.in_proj_a": StoredOrder(decays, stored_rows=2 * values),
+    }
+
+
+def log_decay(stored: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return `A_log` of -exp(A_log)."""
+    return np.log(-stored)
+
+
+def read_granite_experts(keys: Keys, fields: Fields) -> None:
+    read_experts(keys, fields)
+    read_multipliers(keys, fields)
+
+
+def read_olmoe(keys: Keys, fields: Fields) -> None:
+    read_experts(keys, fields)
+    fields["norm_topk_prob"] = False
+
+
+HYBRIDS: Mapping[str, Architecture] = {
+    "lfm2": Architecture("lfm2", LFM2, read=read_lfm2, taps=frozenset({"shortconv.conv"})),
+    "qwen35": Architecture(
+        "qwen3_5_text",
+        QWEN35 | MLP,
+        read=read_delta,
+        orders=order_value_heads,
+        values={"ssm_a": log_decay},
+        uncentred=frozenset({"ssm_norm"}),
+        precise=DELTA_PRECISE,
+        taps=frozenset({"ssm_conv1d"}),
+    ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        QWEN35 | SHARED_EXPERTS,
+        read=read_delta_experts,
+        orders=order_value_heads,
+        values={"ssm_a": log_decay},
+        uncentred=frozenset({"ssm_norm"}),
+        precise=DELTA_PRECISE,
+        taps=frozenset({"ssm_conv1d"}),
+    ),
+    # Its tensors are those of Qwen3.5 but for the gates.
+    "qwen3next": Architecture(
+        "qwen3_5_moe_text",
+        QWEN35 | SHARED_EXPERTS,
+        read=read_delta_experts,
+        orders=order_gates,
+        split={"ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a")},
+        values={"ssm_a": log_decay},
+        uncentred=frozenset({"ssm_norm"}),
+        precise=DELTA_PRECISE | {"ssm_ba"},
+        taps=frozenset({"ssm_conv1d"}),
+    ),
+    "granitemoe": Architecture(
+        "granitemoe", ATTENTION | BEFORE | GRANITE_EXPERTS, paired=True, read=read_granite_experts
+    ),
+    "olmoe": Architecture("olmoe", ATTENTION | BEFORE | SHARED_EXPERTS, read=read_olmoe),
+}
+"""The architectures by `general.architecture`."""
