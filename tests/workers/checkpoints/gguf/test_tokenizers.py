@@ -31,7 +31,7 @@ CORPUS = [
     "",
 ]
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
-DIGITS = {"smollm", "starcoder", "refact"}
+DIGITS = {"smollm", "starcoder", "refact", "command-r"}
 GPT2 = {"gpt-2", "phi-2", "olmo"}
 
 
@@ -55,7 +55,7 @@ _SEED = (
 def splits() -> Mapping[str, str]:
     module = pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
     found: Mapping[str, str] = module.GGUF_PRE_TOKENIZER_SPLITS
-    return found
+    return {**found, **dict.fromkeys(("chatglm-bpe", "glm4"), found["llama-bpe"])}  # as in llama.cpp
 
 
 @cache
@@ -76,7 +76,7 @@ def original_tokenizer(name: str) -> Tokenizer:
     tokenizer = Tokenizer.from_str(trained())
     tokenizer.pre_tokenizer = reference_steps(name)
     tokenizer.model.ignore_merges = PRE_TOKENIZERS[name].whole_words
-    if name in ("qwen2", "qwen35"):
+    if name in ("command-r", "qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
