@@ -46,7 +46,8 @@ from bench.measurement.rounds import Others, RefusedError, Series, interleave, r
 from bench.peers.build import CPU_OPTIONS, PeerError
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, complete
 from bench.peers.precisions import PRECISIONS
-from bench.peers.weights.to_gguf import convert
+from bench.peers.weights.llama_cpp_files import make_file
+from bench.peers.weights.to_gguf import ARCHITECTURES, convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.topology import usable_cores
 
@@ -70,7 +71,7 @@ class EngineBenchmark:
     def run(self) -> Iterator[Comparison]:
         """Measure everything, and yield each line as soon as it is complete."""
         if self._peer is not None and not self._gguf.exists():
-            convert(self._path, self._gguf, PRECISIONS[self._precision].gguf)
+            self._convert(self._peer)
         slots = max(self._args.streams)
         with ExitStack() as stack:
             try:
@@ -91,6 +92,15 @@ class EngineBenchmark:
                 yield self._decode(engine, reader, Client(url, {}), streams, why if streams > slots else "")
             for length in PREFILLS:
                 yield self._prefill(engine, length)
+
+    def _convert(self, peer: LlamaCpp) -> None:
+        """Write the GGUF file: by our converter, which quantizes all matrices, or by llama.cpp's where ours does not
+        know the family."""
+        kind = PRECISIONS[self._precision].gguf
+        if self._config.family in ARCHITECTURES:
+            convert(self._path, self._gguf, kind)
+        else:
+            make_file(self._path, self._gguf, kind, peer)
 
     def _setup(self, slots: int) -> Setup:
         args, precision = self._args, PRECISIONS[self._precision]

@@ -5,8 +5,9 @@
 positions extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, 10m drafts for the
 first (2 layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048,
 vocabulary 262144), lfm2-350m is LFM2-350M (16 layers, of which 6 attend, width 1024, 16/8 heads, MLP 4608, vocabulary
-65536), qwen3.5-0.8b is Qwen3.5-0.8B (24 layers, of which 6 attend, width 1024, 8/2 heads of 256 lanes, MLP 3584) with
-a vocabulary of 65536, and tiny is for `--smoke`.
+65536), lfm2-1.2b is LFM2-1.2B (width 2048, 32/8 heads, MLP 8192), qwen3.5-0.8b is Qwen3.5-0.8B (24 layers, of which 6
+attend, width 1024, 8/2 heads of 256 lanes, MLP 3584, vocabulary 248320), granite-moe-1b is Granite-3.0-1B-A400M (24
+layers, width 1024, 16/8 heads, 8 of 32 experts of width 512, vocabulary 49152), and tiny is for `--smoke`.
 """
 
 import hashlib
@@ -80,7 +81,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "kv_heads": 2,
         "head_dim": 256,
         "ffn": 3584,
-        "vocab": 65536,
+        "vocab": 248320,
         "fields": {
             "layer_types": ["linear_attention" if layer % 4 < 3 else "full_attention" for layer in range(24)],
             "partial_rotary_factor": 0.25,
@@ -89,6 +90,32 @@ SHAPES: dict[str, dict[str, Any]] = {
             "linear_num_key_heads": 16,
             "linear_num_value_heads": 16,
         },
+    },
+    "lfm2-1.2b": {
+        "family": "lfm2",
+        "layers": 16,
+        "hidden": 2048,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "ffn": 12288,
+        "vocab": 65536,
+        "fields": {
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "layer_types": ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        },
+    },
+    "granite-moe-1b": {
+        "family": "granitemoe",
+        "layers": 24,
+        "hidden": 1024,
+        "heads": 16,
+        "kv_heads": 8,
+        "head_dim": 64,
+        "ffn": 512,
+        "vocab": 49152,
+        "fields": {"num_local_experts": 32, "num_experts_per_tok": 8},
     },
     "tiny": {"family": "llama", "layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 32, "ffn": 128},
 }

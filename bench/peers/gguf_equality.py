@@ -15,7 +15,6 @@ llama.cpp with `python bench/peers/llama_cpp.py`; --smoke converts one family wi
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,8 @@ from bench.harness.engine import Engine, Setup
 from bench.harness.folders import default_cache
 from bench.measurement.rounds import RefusedError
 from bench.peers.build import PeerError
-from bench.peers.llama_cpp import QUANTIZE, LlamaCpp, complete
+from bench.peers.llama_cpp import LlamaCpp, complete
+from bench.peers.weights.llama_cpp_files import make_file
 from bench.peers.weights.to_gguf import convert
 from tests.checkpoints import make_checkpoint
 from tests.families import FAMILIES
@@ -39,9 +39,6 @@ from workers.errors import LoadRefused
 from workers.host.topology import usable_cores
 
 CONTEXT, PROMPT = 256, 24
-CONVERTER = Path(__file__).resolve().parent / "children" / "convert_to_gguf.py"
-PLAIN = ("f32", "f16", "bf16")
-"""Kinds that the converter writes; others are quantized from f32."""
 EXACT = ("f32",)
 LEAST = 0.9
 """The share of tokens that must agree: a difference in the last bits changes a token where two are as likely."""
@@ -58,25 +55,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "phi": {"tied": False, "kv_heads": 4, "ffn": 256},
 }
 """Options of checkpoints, as llama.cpp expects them."""
-
-
-def make_file(checkpoint: Path, file: Path, kind: str, peer: LlamaCpp | None) -> None:
-    """Write a GGUF file. Raises `PeerError` if llama.cpp's tools fail."""
-    if peer is None:
-        convert(checkpoint, file, "f32")
-        return
-    plain = file if kind in PLAIN else file.with_suffix(".f32")
-    words = [str(peer.folder.parent / "source"), str(checkpoint), str(plain), kind if kind in PLAIN else "f32"]
-    _run([sys.executable, str(CONVERTER), *words])
-    if plain != file:
-        _run([str(peer.folder / QUANTIZE), str(plain), str(file), kind])
-        plain.unlink()
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PeerError((done.stderr.strip().splitlines() or ["no message"])[-1])
 
 
 class Equality:
@@ -99,7 +77,10 @@ class Equality:
         file, checkpoint = self._folder / f"{family}-{kind}.gguf", self._folder / family
         total = len(prompts) * self._args.tokens
         try:
-            make_file(checkpoint, file, kind, self._peer)
+            if self._peer is None:
+                convert(checkpoint, file, "f32")
+            else:
+                make_file(checkpoint, file, kind, self._peer)
             with closing(self._engine(file)) as engine:
                 ours = [engine.complete(prompt, self._args.tokens) for prompt in prompts]
             theirs = self._of_peer(file, prompts)
