@@ -201,11 +201,17 @@ def stack_experts(tensors: Tensors) -> Tensors:
     stacks: dict[str, list[NDArray[Any]]] = {}
     for name, tensor in tensors.items():
         block, experts, rest = name.partition(".experts.")
-        if not experts:
+        if ".block_sparse_moe.input_linear" in name:
+            half, block = tensor.shape[1] // 2, name.removesuffix("input_linear.weight")
+            out |= {f"{block}switch_mlp.gate_proj.weight": tensor[:, :half]}
+            out |= {f"{block}switch_mlp.up_proj.weight": tensor[:, half:]}
+        elif ".block_sparse_moe.output_linear" in name:
+            out[f"{name.removesuffix('output_linear.weight')}switch_mlp.down_proj.weight"] = tensor
+        elif not experts:
             out[name] = tensor
-            continue
-        part = rest.split(".")[1]
-        stacks.setdefault(f"{block}.switch_mlp.{names.get(part, part)}.weight", []).append(tensor)
+        else:
+            part = rest.split(".")[1]
+            stacks.setdefault(f"{block}.switch_mlp.{names.get(part, part)}.weight", []).append(tensor)
     return out | {name: np.stack(parts) for name, parts in stacks.items()}
 
 

@@ -74,10 +74,12 @@ PARTS: Mapping[str, Callable[[Quantized], Tensors]] = {"gptq": gptq_parts, "awq"
 def requantize(
     path: Path, method: Literal["gptq", "awq"], *, bits: int = 4, group: int = 32, symmetric: bool = False
 ) -> Path:
-    """Quantize the layers' matrices of the plain checkpoint at `path`; embedding, norms and routers stay."""
+    """Quantize the layers' matrices of the plain checkpoint at `path`; embedding, norms, routers and matrices that do
+    not fill words or groups stay."""
     tensors: Tensors = {}
     for name, tensor in open_weights(path).items():
-        if tensor.ndim != 2 or "layers" not in name or name.endswith(".gate.weight"):
+        packed = tensor.ndim == 2 and tensor.shape[0] % 8 == 0 and tensor.shape[1] % group == 0
+        if not packed or "layers" not in name or name.endswith(".gate.weight"):
             tensors[name] = tensor
             continue
         parts = PARTS[method](quantize_with_zeros(tensor, bits, group, symmetric=symmetric))

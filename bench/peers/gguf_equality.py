@@ -49,7 +49,10 @@ UNKNOWN = ("falcon", "glm", "granitemoeshared", "helium", "mimo", "ministral", "
 their files need a tokenizer of another kind, or Baton does not read them."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cohere": {"fields": {"use_qk_norm": False}},
+    "ernie4_5": {"fields": {"use_bias": False}},
+    "exaone4": {"fields": {"sliding_window": None}},
     "gpt_neox": {"tied": False, "kv_heads": 4},
+    "nemotron": {"tied": False},
     "olmo2": {"tied": False},
     "olmo3": {"tied": False},
     "phi": {"tied": False, "kv_heads": 4, "ffn": 256},

@@ -5,10 +5,27 @@ import pytest
 pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
 pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
 
+from tests.docs import architectures
 from tests.docs.features import BLOCK, PAGE, block
+from tests.families import FAMILIES
+
+SAMPLE = ("granitemoe", "qwen3", "qwen3_5_text")
 
 
 def test_the_page_has_the_table_that_the_code_makes() -> None:
     stated = BLOCK.search(PAGE.read_text())
     assert stated
     assert stated[1] == block(), "`python -m tests.docs.features` writes it"
+
+
+@pytest.mark.parametrize(
+    "families", [SAMPLE, pytest.param(tuple(FAMILIES), marks=pytest.mark.exhaustive)], ids=["some", "all"]
+)
+def test_the_page_has_the_architectures_that_the_code_serves(families: tuple[str, ...]) -> None:
+    stated = architectures.BLOCK.search(PAGE.read_text())
+    assert stated
+    rows = set(stated[1].splitlines())
+    missing = [line for line in architectures.block(families).splitlines() if line not in rows]
+    assert not missing, "`python -m tests.docs.architectures` writes them"
+    if families != SAMPLE:
+        assert len(rows) == len(FAMILIES) + 2

@@ -13,8 +13,9 @@ from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
 from workers.checkpoints.low_bits.config import parse_low_bits
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
+from workers.checkpoints.mlx_files.converted_weights import ConvertedWeights
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
-from workers.checkpoints.weights import SafetensorsWeights, Weights
+from workers.checkpoints.weights import Weights
 from workers.precision import Quantize
 
 __all__ = [
@@ -49,7 +50,7 @@ def open_weights(path: Path, quantize: Quantize = "none") -> Weights:
     if low_bits is not None:
         return LowBitWeights(path, low_bits, quantize, wrapper)
     quantization = parse_quantization(fields.file, fields.values)
-    return SafetensorsWeights(path, quantization, wrapper)
+    return ConvertedWeights(path, quantization, wrapper)
 
 
 def config_digest(path: Path) -> str:

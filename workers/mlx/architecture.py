@@ -291,7 +291,7 @@ def load_architecture(
             del model.lm_head
         mtp = MtpLayer(module, args) if config.mtp else None
         load_weights(model, weights, config, mtp)
-    except (ValueError, KeyError, RuntimeError) as error:
+    except (ValueError, KeyError, RuntimeError, TypeError) as error:
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
     if adapter is not None:  # before modules are wrapped, whose names it has
         apply_adapter(model, adapter)

@@ -11,6 +11,7 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.tensors import is_derived
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
+from workers.checkpoints.mlx_files.converted_weights import DELTA, NORMS
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
@@ -18,8 +19,8 @@ from workers.mlx.converted_tensors import Groups, read_converted
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
-STACKED_BY_MLX_LM = ("qwen3_next",)
-"""Families of which mlx-lm stacks the experts where it adds one to the weights of norms as well."""
+CONVERTED_HERE = ("qwen3_next",)
+"""Families of which mlx-lm adds one to the weights of norms only where it stacks the experts, too."""
 _EXPERT = re.compile(r"(.+\.)experts\.(\d+)\.((?:gate|up|down)_proj\..+)")
 
 
@@ -39,8 +40,9 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = _from_awq(tensors)
     if mtp is not None:
         load_mtp(mtp, tensors, quantization)
-    if config.family not in STACKED_BY_MLX_LM:
-        tensors = _stack_experts(tensors)
+    tensors = _stack_experts(tensors)
+    if config.family in CONVERTED_HERE:
+        tensors = _from_original(tensors)
     if hasattr(model, "sanitize"):
         tensors = model.sanitize(tensors)
     if quantization is not None:
@@ -79,6 +81,20 @@ def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
         else:
             out[name] = tensor
     return out | {name: mx.stack([parts[expert] for expert in sorted(parts)]) for name, parts in stacks.items()}
+
+
+def _from_original(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """Convert the convolutions and norms of an original checkpoint; one that mlx-lm has converted is left as it is."""
+    original = {name for name, tensor in tensors.items() if name.endswith(DELTA) and tensor.shape[-1] != 1}
+    if not original:
+        return dict(tensors)
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if name in original:
+            out[name] = tensor.swapaxes(1, 2)
+        elif name.endswith(NORMS) and tensor.ndim == 1:
+            out[name] = tensor + 1.0
+    return out
 
 
 def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:

@@ -151,6 +151,7 @@ def config_fields(model: GgufFile) -> Fields:
         "tie_word_embeddings": HEAD not in model.tensors,
         "attention_bias": "blk.0.attn_output.bias" in model.tensors,
         "dtype": _dtype(model),
+        "hidden_act": family.activation,
     }
     set_family(fields, architecture.family)
     fields |= rotary_fields(keys, head_dim, context, architecture.theta)

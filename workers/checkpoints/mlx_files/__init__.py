@@ -1,0 +1,1 @@
+"""Checkpoints that mlx-lm has converted."""
