@@ -21,6 +21,11 @@ class LossBudget:
         self._seconds = 0.0
         self._begun = False
 
+    @property
+    def seconds(self) -> float:
+        """The balance."""
+        return self._seconds
+
     def pay(self, seconds: float) -> None:
         """Spend the time of a look-up, or of a step with drafts beyond what its tokens would have taken without."""
         self._seconds -= seconds

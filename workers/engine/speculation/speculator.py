@@ -73,7 +73,9 @@ class Speculator:
         self,
         capabilities: RunnerCapabilities,
         make_drafters: Callable[[EngineSequence], Sequence[Drafter]] | None = None,
-        choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float, float]], int], list[int]] = draft_lengths,
+        choose_lengths: Callable[
+            [StepCosts, Sequence[tuple[int, float, float]], int, float], list[int]
+        ] = draft_lengths,
         *,
         batched: BatchDrafting | None = None,
         budget: LossBudget | None = None,
@@ -156,10 +158,10 @@ class Speculator:
         if not any(drafts):
             return []
         offers = [(each.length, each.first, each.rate) for each in self._offers(decoding, drafts)]
-        lengths = self._choose_lengths(self._costs, offers, self._most_looked_up)
+        lengths = self._choose_lengths(self._costs, offers, self._most_looked_up, self._budget.seconds)
         rows = len(decoding) + sum(lengths)
         if rows > self._most and self._fits is not None and not self._fits(rows):
-            lengths = self._choose_lengths(self._costs, offers, self._most)
+            lengths = self._choose_lengths(self._costs, offers, self._most, self._budget.seconds)
         return self._of_lengths(decoding, drafts, lengths)
 
     def _plan_batched(
