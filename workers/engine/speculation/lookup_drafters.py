@@ -20,4 +20,5 @@ class LookupDrafters:
         request = sequence.request
         if request.constraint is None:
             return looked_up
-        return [ConstrainedDraft(sequence, self._patterns.of(request.tenant, request.grammar)), *looked_up]
+        patterns = self._patterns.of(request.tenant, request.grammar, request.example)
+        return [ConstrainedDraft(sequence, patterns), *looked_up]
