@@ -2,8 +2,9 @@
 
 from collections import deque
 
-GROWTH = 0.1
-"""Assumed cost of a further row relative to a step, until more rows than any are measured."""
+GROWTH = 0.06
+"""Assumed cost of a further row relative to a step, until more rows than any are measured: less than the usual one. Too
+little costs a few steps, too much keeps drafts from being tried."""
 BEND = 2.0
 """Cost of a row beyond those that are measured, relative to one of these, if that is less than what is assumed: of a
 step that is bound by memory it is small, and grows."""

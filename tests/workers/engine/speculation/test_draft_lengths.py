@@ -69,9 +69,9 @@ def test_costs_between_measured_ones_are_interpolated_and_those_beyond_assumed()
 
 
 def test_rows_beyond_the_measured_ones_cost_more_than_these_up_to_a_bound() -> None:
-    flat, even, steep = costs(r1=1.0, r5=1.0), costs(r1=1.0, r5=1.16), costs(r1=1.0, r5=2.0)
+    flat, even, steep = costs(r1=1.0, r5=1.0), costs(r1=1.0, r5=1.1), costs(r1=1.0, r5=2.0)
     assert flat.of(7) == pytest.approx(1.0 + 2 * LEAST_GROWTH)
-    assert even.of(7) == pytest.approx(1.16 + 2 * BEND * 0.04)
+    assert even.of(7) == pytest.approx(1.1 + 2 * BEND * 0.025)
     assert steep.of(7) == pytest.approx(2.0 * (1 + 2 * GROWTH))
 
 

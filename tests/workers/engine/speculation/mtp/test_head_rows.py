@@ -99,13 +99,12 @@ def test_only_slots_that_are_followed_are_noted() -> None:
     rows: Rows = HeadRows(3)
     assert rows.follows(1, prompt=False)
     follow(rows, "abc", slot=1)
+    assert not rows.idle
     rows.follow(0)
-    assert rows.idle
-    assert rows.waiting == 0
+    assert (rows.idle, rows.waiting) == (True, 0)
     assert rows.next(1, 3, 0) is None
     assert not any(rows.follows(slot, prompt=True) for slot in range(3))
     rows.follow(1)
-    assert not rows.idle
     assert not rows.follows(0, prompt=False), "an answer that runs"
     assert rows.follows(2, prompt=True)
     assert not rows.follows(0, prompt=True), "one more"
