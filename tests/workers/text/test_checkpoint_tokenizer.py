@@ -190,9 +190,10 @@ def with_gaps(description: str, named: bool) -> str:
     """Leave the ids 100 to 109 out, and the ten before the added tokens; these are in the model's vocabulary if they
     are `named` there."""
     made = json.loads(description)
+    first: int = made["added_tokens"][2]["id"]
 
     def moved(ident: int) -> int:
-        return ident + 10 * (ident >= 100) + 10 * (ident >= made["added_tokens"][2]["id"])
+        return ident + 10 * (ident >= 100) + 10 * (ident >= first)
 
     plain = {token: moved(ident) for token, ident in made["model"]["vocab"].items()}
     added = [each | {"id": moved(each["id"])} for each in made["added_tokens"]]

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -57,15 +58,19 @@ class Sometimes(Drafter):
         return [97 if self._randomness.random() < rate else 98 for _ in range(most)]
 
 
+def sometimes(clock: Clock, rates: tuple[float, float], sequence: EngineSequence) -> list[Drafter]:
+    """Return the only drafter of a sequence."""
+    return [Sometimes(sequence, clock, rates)]
+
+
 def ratio(costs: str, streams: int, rates: tuple[float, float]) -> float:
     """Tokens a second with drafts, relative to those without, while all streams run."""
     seconds = []
     for drafts in (False, True):
         clock = Clock()
         device = Timed(clock, costs)
-        speculator = Speculator(
-            device.capabilities, lambda each, at=clock: [Sometimes(each, at, rates)], fits=device.fits, clock=clock
-        )
+        make = partial(sometimes, clock, rates)
+        speculator = Speculator(device.capabilities, make, fits=device.fits, clock=clock)
         engine = BatchEngine(
             device, max_queue=9, step_tokens=64, speculator=speculator if drafts else None, clock=clock
         )

@@ -94,10 +94,10 @@ def test_prompts_may_cost_more_before_their_answers_gain() -> None:
     upkeep.step(1.0, 0.0)
     head.prompts_s += PROMPT_DEBT_STEPS - 1
     upkeep.step(1.0, 0.0)
-    assert not upkeep.rests
+    assert head.followed == [None]
     head.prompts_s += 2
     upkeep.step(1.0, 0.0)
-    assert upkeep.rests
+    assert head.followed == [None, 0]
     while not upkeep.step(1.0, 0.0):
         pass
     head.prompts_s += PROMPT_DEBT_STEPS + 1
