@@ -89,7 +89,7 @@ class Dictated(NamedTuple):
     prompt: tuple[int, ...]
     constraint: GivenAnswer
     example: tuple[int, ...] = ()
-    """Of what the grammar allows."""
+    """An example of what the grammar allows."""
 
 
 class DictatedAnswers:

@@ -25,7 +25,7 @@ class _Writer:
         self._root = root
         self._left = MAX_VALUES
         self._turns: dict[int, int] = {}
-        """How often each enumeration was used, by its identity."""
+        """The last turn of each enumeration, by its identity."""
 
     def value(self, schema: Any, depth: int) -> Any:
         """Return an example of a schema at a depth; None beyond the bounds."""

@@ -113,7 +113,7 @@ def spelled(name: str, tokens: list[int]) -> str:
 def test_a_prompt_without_control_tokens_is_that_of_the_library(
     name: str, ours: CheckpointTokenizer, contents: list[str]
 ) -> None:
-    for content in contents:  # Hypothesis also draws the strings of this code
+    for content in contents:  # Hypothesis also takes the strings of this code
         assume(not specials(name, library_of(name).encode(content, add_special_tokens=False).ids))
     roles = ("user", "assistant")
     messages = [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]

@@ -1,4 +1,4 @@
-"""What drafts may lose: a part of the time, and what they have gained, up to a bound."""
+"""Losses of drafts are bounded by a part of the time, and by what drafts have gained, up to a bound."""
 
 import random
 

@@ -32,7 +32,7 @@ class HeadUpkeep:
         self._left = 0
         """Steps until the next trial."""
         self._spent: tuple[float, float] | None = None
-        """What the head has reported so far, of steps and of prompts."""
+        """The times that the head has reported so far, of steps and of prompts."""
         self._on_trial = False
 
     @property
