@@ -155,7 +155,7 @@ class _Guess:
 def guessing(runner: Runner, references: dict[int, list[Token]], randomness: random.Random) -> Speculator:
     """Return a speculator that mostly drafts the tokens of the reference runs, whatever it costs."""
 
-    def lengths(_costs: StepCosts, drafts: Sequence[tuple[int, float, float]], most: int) -> list[int]:
+    def lengths(_costs: StepCosts, drafts: Sequence[tuple[int, float, float]], most: int, _stake: float) -> list[int]:
         chosen, room = [], most - len(drafts)
         for length, *_ in drafts:
             chosen.append(randomness.randint(0, min(length, room)))

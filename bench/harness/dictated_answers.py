@@ -20,6 +20,7 @@ from protocol.request import Grammar
 from workers.engine.request import Constraint
 from workers.grammar.compiler import GrammarCompiler
 from workers.grammar.vocabulary import tokenizer_vocabulary
+from workers.process.prompts.grammar_examples import GrammarExamples
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 LOADS = ("quote", "records", "edit", "chat", "rag", "code", "json")
@@ -87,6 +88,8 @@ class Dictated(NamedTuple):
 
     prompt: tuple[int, ...]
     constraint: GivenAnswer
+    example: tuple[int, ...] = ()
+    """An example of what the grammar allows."""
 
 
 class DictatedAnswers:
@@ -98,6 +101,7 @@ class DictatedAnswers:
         self._tokenizer = CheckpointTokenizer.from_dir(builtin_path(), parse_special=False)
         if self._tokenizer.vocab_size > vocab_size:
             self._tokenizer = CheckpointTokenizer.from_dir(model, parse_special=False)
+        self._examples = GrammarExamples(self._tokenizer, vocab_size)
         self._grammars = GrammarCompiler(lambda: tokenizer_vocabulary(self._tokenizer, vocab_size))
 
     def close(self) -> None:
@@ -107,17 +111,19 @@ class DictatedAnswers:
     def make(self, load: str, length: int, randomness: random.Random) -> Dictated:
         """Return a prompt and its answer of so many tokens."""
         if load in ("rag", "code", "json"):
+            example: tuple[int, ...]
             before, after = getattr(self, f"_{load}")(randomness)
-            answer, grammar = self._encode(after)[:length], None
+            answer, grammar, example = self._encode(after)[:length], None, ()
             while len(answer) < length:
                 answer += self._encode(getattr(self, f"_{load}")(randomness)[1])[: length - len(answer)]
             if load == "json":
                 schema = json.dumps(SCHEMA)
-                grammar = self._grammars.matcher(Grammar("json_schema", schema, "response_format"))
+                wanted = Grammar("json_schema", schema, "response_format")
+                grammar, example = self._grammars.matcher(wanted), self._examples.of(wanted)
             prompt = self._encode(before)[:PROMPT]
         else:
-            (prompt, answer), grammar = sequence(load, length, randomness), None
-        return Dictated(tuple(prompt), GivenAnswer(answer, self._vocab_size, grammar=grammar))
+            (prompt, answer), grammar, example = sequence(load, length, randomness), None, ()
+        return Dictated(tuple(prompt), GivenAnswer(answer, self._vocab_size, grammar=grammar), example)
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, special=False)

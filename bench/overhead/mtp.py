@@ -34,6 +34,7 @@ from workers.checkpoints.checkpoint import open_weights
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
+from workers.engine.speculation.mtp.head_upkeep import HeadUpkeep
 from workers.engine.speculation.mtp.mtp_drafter import RELATIVE_COST, MtpDrafter
 from workers.engine.speculation.speculator import Speculator
 from workers.process.backends import load_runner
@@ -77,7 +78,8 @@ def measure(plain: Runner, with_head: Runner, head: str, streams: int, args: arg
     """Return a line of the table."""
     if with_head.draft_head is None:
         raise RuntimeError("the head was not loaded")
-    drafting = BatchDrafting(MtpDrafter(with_head.draft_head), RELATIVE_COST)
+    own = with_head.draft_head
+    drafting = BatchDrafting(MtpDrafter(own), RELATIVE_COST, upkeep=HeadUpkeep(own))
     speculator = Speculator(with_head.capabilities, lambda _: [NoDrafter()], batched=drafting)
 
     def requests(randomness: random.Random) -> list[EngineRequest]:

@@ -75,8 +75,10 @@ def rate(
     )
     randomness = random.Random(seed)
     for stream in range(streams):
-        prompt, constraint = answers.make(load, tokens, randomness)
-        engine.submit(EngineRequest(stream, prompt, Sampling(), tokens, constraint=constraint, grammar=load))
+        prompt, constraint, example = answers.make(load, tokens, randomness)
+        engine.submit(
+            EngineRequest(stream, prompt, Sampling(), tokens, constraint=constraint, grammar=load, example=example)
+        )
     begun: set[int] = set()
     while len(begun) < streams:
         begun |= {token.stream for token in engine.step().tokens}

@@ -416,7 +416,7 @@ class BatchEngine:
     def _decode(self, decoding: list[EngineSequence]) -> None:
         self._stats.decode_steps += 1
         if self._speculator is not None:
-            drafts = self._speculator.plan(decoding, prompts=self._scheduler.prompts)
+            drafts = self._speculator.plan(decoding, prompts=self._scheduler.prefills)
             if drafts is not None:
                 self._decode_drafts(self._speculator, decoding, drafts)
                 return

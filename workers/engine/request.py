@@ -113,6 +113,8 @@ class EngineRequest:
     """The rows of embeddings in the prompt."""
     sparse: SparsePrompt | None = None
     """Computes only a part of the prompt; None computes all of it."""
+    example: tuple[int, ...] = ()
+    """Tokens of an answer that `grammar` allows, by which the first answer is drafted."""
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:

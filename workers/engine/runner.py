@@ -266,6 +266,19 @@ class DraftHead(Protocol):
     by the runner's thread, between two calls.
     """
 
+    @property
+    def followed_s(self) -> float:
+        """Seconds that it took so far to follow decode steps, since it can draft."""
+
+    @property
+    def prompts_s(self) -> float:
+        """Those that it took to follow prompts."""
+
+    def follow(self, slots: int | None) -> None:
+        """Follow the calls of all slots from now on, with None. Otherwise only those of so many slots, the next ones of
+        which a prompt is computed: 0 costs nothing. Rows that it has not followed are as they were, and drafts after
+        them are less often right."""
+
     def ready(self, slot: int, row: int) -> bool:
         """Return whether it has the hidden state of the last row before `row` of a slot, and all else that it needs."""
 

@@ -103,7 +103,12 @@ class Scheduler:
     @property
     def prompts(self) -> bool:
         """There are prompts to prefill, for which the token budget matters."""
-        return bool(self._scoring or self._waiting or self._prefilling or self._reporting)
+        return bool(self._scoring) or self.prefills
+
+    @property
+    def prefills(self) -> bool:
+        """There are prompts to prefill now: those that are scored first wait for their scores."""
+        return bool(self._waiting or self._prefilling or self._reporting)
 
     @property
     def reports_alone(self) -> bool | None:

@@ -1,5 +1,6 @@
 """The head for multi-token prediction on IREE: it fills its layer of the cache, and drafts tokens."""
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import iree.runtime as rt
@@ -48,12 +49,31 @@ class IreeMtpHead:
         self._inputs: dict[int, tuple[DecodeInputs, Input]] = {}
         """By the rows of the graph."""
         self.rows: HeadRows[Hidden] = HeadRows(plan.cache.slots)
+        self.followed_s = self.prompts_s = 0.0
 
-    def computed(self, slot: int, start: int, position: int, tokens: Sequence[int], hidden: Hidden) -> None:
-        """Note rows that the model has computed (see `HeadRows.computed`)."""
+    def follow(self, slots: int | None) -> None:
+        """See `DraftHead.follow`."""
+        self.rows.follow(slots)
+
+    def computed(
+        self, slot: int, start: int, position: int, tokens: Sequence[int], hidden: Hidden, *, prompt: bool
+    ) -> None:
+        """Note rows that the model has computed, those of a prompt or not (see `HeadRows.computed`)."""
+        if not self.rows.follows(slot, prompt=prompt):
+            return
+        began = time.perf_counter()
         self.rows.computed(slot, start, position, tokens, np.array(hidden))
         if self.rows.waiting >= MTP_ROWS:
             self.fill()
+        if self._drafts and prompt:
+            self.prompts_s += time.perf_counter() - began
+        elif self._drafts:
+            self.followed_s += time.perf_counter() - began
+
+    @property
+    def _drafts(self) -> bool:
+        """The graph that drafts is ready."""
+        return f"mtp_{self._plan.mtp_sizes[-1]}" in self._graphs
 
     def fill(self) -> None:
         """Compute the rows that wait. Until the graph is ready, they are left out, and drafts are less often right."""
@@ -61,8 +81,7 @@ class IreeMtpHead:
 
     def ready(self, slot: int, row: int) -> bool:
         """See `DraftHead.ready`."""
-        sizes = self._plan.mtp_sizes
-        return f"mtp_{sizes[-1]}" in self._graphs and self.rows.next(slot, row, 0) is not None
+        return self._drafts and self.rows.next(slot, row, 0) is not None
 
     def draft(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         """See `DraftHead.draft`."""

@@ -389,7 +389,7 @@ class IreeRunner:
     def _computed(self, runs: Sequence[SlotRun], size: int, result: Results, index: int) -> None:
         """Give the hidden rows of a graph of `size` rows to the head that drafts: the result at `index`, behind the
         recurrent states if there are any."""
-        if self._mtp is None:
+        if self._mtp is None or self._mtp.rows.idle:
             return
         view = result[index + len(self._kept) - 1]
         hidden = self._device.window(view)
@@ -397,7 +397,7 @@ class IreeRunner:
         for at, run in enumerate(runs):
             rows = hidden[at * block : at * block + len(run.tokens)]
             if run.positions is None:
-                self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows)
+                self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows, prompt=True)
             else:  # the head has rows at consecutive positions only
                 self._mtp.rows.forget(run.slot)
 
@@ -433,13 +433,13 @@ class IreeRunner:
         arguments += inputs.results
         result = self._call(f"decode_{batch}", *arguments)
         greedy = inputs.greedy
-        if self._mtp is not None:
+        if self._mtp is not None and not self._mtp.rows.idle:
             view, first = result[2 + len(self._kept)], 0
             hidden = self._device.window(view)
             for chunk in chunks_of(rows):
-                count = len(chunk.tokens)
-                self._mtp.computed(chunk.slot, chunk.start, chunk.position, chunk.tokens, hidden[first : first + count])
-                first += count
+                mine = hidden[first : first + len(chunk.tokens)]
+                self._mtp.computed(chunk.slot, chunk.start, chunk.position, chunk.tokens, mine, prompt=prompt)
+                first += len(chunk.tokens)
         return result, output_indices, batch, greedy
 
     def _queries(self, chunk: Chunk) -> NDArray[np.float32]:

@@ -4,6 +4,7 @@ As in MiMo (https://arxiv.org/abs/2505.07608): the hidden state of a row and the
 normed, are side by side the input of one layer. mlx-lm leaves these weights out.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -74,20 +75,31 @@ class MlxMtpHead:
         self._sample = sample
         self._kv = kv
         self._owned = owned
+        self.followed_s = self.prompts_s = 0.0
 
-    def computed(self, chunks: Sequence[Chunk], hidden: mx.array) -> None:
-        """Note chunks that the model has computed, whose hidden states are these."""
+    def follow(self, slots: int | None) -> None:
+        """See `DraftHead.follow`."""
+        self.rows.follow(slots)
+
+    def computed(self, chunks: Sequence[Chunk], hidden: mx.array, *, prompt: bool) -> None:
+        """Note chunks that the model has computed, those of prompts or not, whose hidden states are these."""
         first = 0
         for chunk in chunks:
             count = len(chunk.tokens)
+            if not self.rows.follows(chunk.slot, prompt=prompt):
+                first += count
+                continue
             self.rows.computed(chunk.slot, chunk.start, chunk.position, chunk.tokens, hidden[first : first + count])
             first += count
 
-    def fill(self, least: int = 1) -> None:
-        """Compute the rows that wait, if they are so many."""
+    def fill(self, least: int = 1, *, prompt: bool = True) -> None:
+        """Compute the rows that wait, if they are so many, after a call for a prompt or not."""
         if self.rows.waiting >= least:
+            began = time.perf_counter()
             self._compute(list(self.rows.take()))
             mx.eval(self._kv.arrays)
+            took = time.perf_counter() - began
+            self.followed_s, self.prompts_s = self.followed_s + took * (not prompt), self.prompts_s + took * prompt
 
     def ready(self, slot: int, row: int) -> bool:
         """See `DraftHead.ready`."""

@@ -216,13 +216,13 @@ class MlxRunner:
             return []
         check_rows(self.capabilities, self._kv.lengths, rows)
         with self._owned():
-            hidden = self._forward(chunks_of(rows))
+            hidden = self._forward(chunks_of(rows), prompt=False)
             logits, specs = self._head(hidden), [row.sample for row in rows]
             if any(spec.late_mask is not None for spec in specs):
                 mx.async_eval(logits)  # type: ignore[no-untyped-call]  # while the masks are computed
             tokens = self._sampler.sample(logits, with_masks(specs))
             if self._mtp is not None:
-                self._mtp.fill(FILL_ROWS)
+                self._mtp.fill(FILL_ROWS, prompt=False)
             return tokens
 
     def logprobs(self, rows: Sequence[int]) -> list[RowLogprobs]:
@@ -362,9 +362,11 @@ class MlxRunner:
                 keys = dequantize_rows(keys, self._kv_bits, mx.float32)
             return np.array(keys[0].astype(mx.float32))
 
-    def _forward(self, chunks: Sequence[Chunk], queries: list[mx.array] | None = None) -> mx.array:
-        """Write the chunks' KV and return the last hidden state of every row, [rows, hidden], not yet evaluated.
-        `queries` as in `_hidden`."""
+    def _forward(
+        self, chunks: Sequence[Chunk], queries: list[mx.array] | None = None, *, prompt: bool = True
+    ) -> mx.array:
+        """Write the KV of chunks, of prompts or not, and return the last hidden state of every row, [rows, hidden], not
+        yet evaluated. `queries` as in `_hidden`."""
         check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
         self._states.check_call(self._kv.lengths, chunks, decode=False)
         self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
@@ -378,7 +380,7 @@ class MlxRunner:
             mx.clear_cache()
         hidden = _as_given(hidden, chunks, order)
         if self._mtp is not None:
-            self._mtp.computed(chunks, hidden)
+            self._mtp.computed(chunks, hidden, prompt=prompt)
             for chunk in chunks:
                 if chunk.positions is not None:  # the head has rows at consecutive positions only
                     self._mtp.rows.forget(chunk.slot)

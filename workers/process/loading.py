@@ -20,6 +20,7 @@ from workers.engine.runner import DecodeRow, DraftHead, Runner, RunnerCapabiliti
 from workers.engine.scheduling.token_budget import DEFAULT_STEP_TOKENS
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.batched.draft_model import DraftModel
+from workers.engine.speculation.mtp.head_upkeep import HeadUpkeep
 from workers.engine.speculation.mtp.mtp_drafter import RELATIVE_COST, MtpDrafter
 from workers.engine.speculation.speculator import Speculator
 from workers.engine.tier.prefix_tier import PrefixTier
@@ -208,7 +209,7 @@ def make_speculator(
     if reason := _unverified(capabilities):
         structlog.get_logger().info("speculation_off", reason=reason)
         return None
-    batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST)
+    batched = None if head is None else BatchDrafting(MtpDrafter(head), RELATIVE_COST, upkeep=HeadUpkeep(head))
     batched = batched if draft is None else drafting_by(draft, capabilities)
     return Speculator(capabilities, batched=batched, fits=fits)
 

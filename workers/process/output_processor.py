@@ -248,6 +248,7 @@ class OutputProcessor:
             queue_s=queue_s,
             embeddings=prompt.embeddings,
             sparse=prompt.sparse,
+            example=prompt.example,
         )
         return SubmitResult(request, None)
 

@@ -15,6 +15,7 @@ from workers.text.template import MAX_TEMPLATE_CHARS, ChatTemplate, TemplateErro
 from workers.text.text_encoder import TextEncoder
 from workers.text.token_bytes import DecoderRefused, TokenBytes
 from workers.text.tokenizer import InfillFormat, decode
+from workers.text.vocabulary_gaps import with_stated_ids
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that templates may refer to, as in transformers' `special_tokens_map`."""
@@ -64,7 +65,7 @@ class CheckpointTokenizer:
         file = document_file(path, "tokenizer.json")
         description = read_document(path, "tokenizer.json", MAX_TABLE_BYTES)
         try:
-            library = tokenizers.Tokenizer.from_str(json.dumps(description))
+            library = tokenizers.Tokenizer.from_str(json.dumps(with_stated_ids(file, description)))
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(file, "", f"is not a tokenizer: {error}") from error
         library.no_truncation()

@@ -7,6 +7,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from workers.text.control_tokens import ControlTokens, insert
+from workers.text.vocabulary_gaps import LAST
 
 OWN = "\ufdd1\ufdd2\ufdd1\ufdd2"
 """Noncharacters before the control tokens of a template, in text whose other ones are ordinary text."""
@@ -23,9 +24,10 @@ class TextEncoder:
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         self._library = library
         vocabulary = library.get_vocab(with_added_tokens=True)
-        self.vocab_size = len(vocabulary)
+        self._last = vocabulary.pop(LAST, None)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.longest_token = max(map(len, vocabulary), default=1)
-        added = library.get_added_tokens_decoder()
+        added = {i: token for i, token in library.get_added_tokens_decoder().items() if i != self._last}
         self.added_tokens = {token.content: ident for ident, token in added.items()}
         special = {ident: token for ident, token in added.items() if token.special}
         self.control = ControlTokens(token.content for token in special.values())
@@ -42,7 +44,7 @@ class TextEncoder:
 
     def token_of(self, ident: int) -> str | None:
         """Return a token by its id; None for an id that is not in the vocabulary."""
-        return None if ident in self._ids else self._library.id_to_token(ident)
+        return None if ident in self._ids or ident == self._last else self._library.id_to_token(ident)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of a text, control tokens in it included. `special` as in `Tokenizer.encode`."""
@@ -50,7 +52,7 @@ class TextEncoder:
 
     def encode_short(self, text: str) -> list[int]:
         """Return the ids of a text. Holds the GIL, so that no other thread changes the library's settings meanwhile."""
-        ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._library.encode(self._without_last(text), add_special_tokens=False).ids
         return ids
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
@@ -90,8 +92,13 @@ class TextEncoder:
                 characters[start - 1] = _REPLACEMENT
         return "".join(characters)
 
+    def _without_last(self, text: str) -> str:
+        """Replace what would be the token behind all others, if there is one."""
+        return text if self._last is None or LAST not in text else text.replace(LAST, _REPLACEMENT)
+
     def _ids_of(self, text: str, *, special: bool) -> list[int]:
-        clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is valid in JSON and not in UTF-8
+        # A lone surrogate is valid in JSON and not in UTF-8.
+        clean = self._without_last(text).encode("utf-8", "replace").decode()
         # A batch, because only that releases the GIL; without offsets it takes half as long.
         ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
         return ids

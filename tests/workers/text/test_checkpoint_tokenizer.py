@@ -9,10 +9,11 @@ import tokenizers
 from tokenizers import decoders
 
 from tests.checkpoints import EOS_ID, make_tokenizer
-from tests.workers.text.samples import BOS, EOS, byte_level, sentencepiece, write
+from tests.workers.text.samples import BOS, EOS, TOOL, byte_level, sentencepiece, write
 from workers.checkpoints.json_files import CheckpointError
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
+from workers.text.vocabulary_gaps import LAST, MAX_ID
 
 USER = {"role": "user", "content": "hi"}
 
@@ -183,3 +184,62 @@ def test_unknown_ids_are_not_cached(tmp_path: Path) -> None:
     ours = CheckpointTokenizer.from_dir(write(tmp_path, byte_level()))
     assert ours.decode(range(1 << 20, (1 << 20) + 1000)) == ""
     assert len(ours._token_bytes._known) == 0
+
+
+def with_gaps(description: str, named: bool) -> str:
+    """Leave the ids 100 to 109 out, and the ten before the added tokens; these are in the model's vocabulary if they
+    are `named` there."""
+    made = json.loads(description)
+    first: int = made["added_tokens"][2]["id"]
+
+    def moved(ident: int) -> int:
+        return ident + 10 * (ident >= 100) + 10 * (ident >= first)
+
+    plain = {token: moved(ident) for token, ident in made["model"]["vocab"].items()}
+    added = [each | {"id": moved(each["id"])} for each in made["added_tokens"]]
+    added[2]["special"] = True
+    made["model"]["vocab"] = plain | ({each["content"]: each["id"] for each in added} if named else {})
+    return json.dumps(made | {"added_tokens": added})
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["added", "in-the-vocabulary"])
+def test_ids_that_no_token_has_leave_the_others_alone(tmp_path: Path, named: bool) -> None:
+    dense = CheckpointTokenizer.from_dir(write(tmp_path / "dense", byte_level()))
+    ours = CheckpointTokenizer.from_dir(write(tmp_path / "gaps", with_gaps(byte_level(), named)))
+    first = dense.added_tokens[TOOL]
+    text = f"{BOS}The cat{TOOL}two words is {EOS}"
+
+    def moved(ident: int) -> int:
+        return ident + 10 * (ident >= 100) + 10 * (ident >= first)
+
+    assert ours.vocab_size == dense.vocab_size + 20
+    assert ours.added_tokens == {content: moved(ident) for content, ident in dense.added_tokens.items()}
+    ids = ours.encode(text, special=True)
+    assert ids == [moved(ident) for ident in dense.encode(text, special=True)]
+    assert ours.decode(ids) == dense.decode(dense.encode(text, special=True)).replace(TOOL, "")
+    assert ours.longest_token == dense.longest_token
+    assert [ours.piece(ident) for ident in (100, 109, moved(first) - 1, ours.vocab_size)] == [b""] * 4
+    marked, mark = ours.mark_control_tokens(f"{BOS}{TOOL}")
+    plain = ours.encode_marked(marked, mark)
+    assert not {moved(0), moved(first)} & set(plain)
+    assert ours.decode(plain) == BOS + TOOL
+    assert ours.encode_marked(f"{BOS}{TOOL}", mark) == [moved(0), moved(first)]
+
+
+def test_the_token_behind_gaps_is_not_found_in_text(tmp_path: Path) -> None:
+    ours = CheckpointTokenizer.from_dir(write(tmp_path, with_gaps(byte_level(), named=False)))
+    for ids in (ours.encode(LAST, special=False), ours.encode_short(LAST), ours.encode_marked(LAST, "\ufdd1")):
+        assert ids
+        assert max(ids) < ours.vocab_size
+
+
+@pytest.mark.parametrize("ident", [MAX_ID, MAX_ID + 1])
+def test_an_id_is_bounded(tmp_path: Path, ident: int) -> None:
+    made = json.loads(byte_level())
+    made["model"]["vocab"]["far"] = ident
+    write(tmp_path, json.dumps(made))
+    if ident == MAX_ID:
+        assert CheckpointTokenizer.from_dir(tmp_path).vocab_size == MAX_ID + 1
+    else:
+        with pytest.raises(CheckpointError, match=r"model\.vocab"):
+            CheckpointTokenizer.from_dir(tmp_path)

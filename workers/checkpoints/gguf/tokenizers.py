@@ -22,7 +22,6 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> dict[str, Any]:
     if kind not in ("gpt2", "llama"):
         raise vocabulary.error("model", f"{kind!r} is not supported, only 'gpt2' and 'llama'")
     own = _byte_level(vocabulary) if kind == "gpt2" else _sentencepiece(vocabulary)
-    own["model"]["vocab"] |= vocabulary.fillers()
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": vocabulary.added(), **own}
 
 

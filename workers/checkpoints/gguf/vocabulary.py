@@ -10,8 +10,6 @@ from workers.checkpoints.json_files import CheckpointError
 PREFIX = "tokenizer.ggml."
 SPACE = "\u2581"
 """SentencePiece's character for a space."""
-FILLER = "\ufdd0"
-"""The noncharacter before the id of one that no token has: no text gets it."""
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Types of tokens."""
 ROLES: Mapping[str, str] = {
@@ -96,12 +94,6 @@ class GgufVocabulary:
         kinds = zip(self.tokens, self.types, strict=True)
         return {token: ident for ident, (token, kind) in enumerate(kinds) if token and kind != UNUSED}
 
-    def fillers(self) -> dict[str, int]:
-        """Tokens for the ids below the last used one that no used token has. Without them, ids are not the number of
-        tokens, and those that the library assigns to new tokens would be those of the last ones."""
-        ids = set(self.used().values())
-        return {f"{FILLER}{ident}": ident for ident in range(max(ids, default=0)) if ident not in ids}
-
     def added(self) -> list[dict[str, Any]]:
         """The tokens that are found in text before it is split, in the notation of tokenizer.json."""
         flags = {"single_word": False, "lstrip": False, "rstrip": False}
@@ -115,9 +107,6 @@ class GgufVocabulary:
             }
             for ident, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
             if token and (kind in (CONTROL, USER_DEFINED) or (kind == UNKNOWN and self.get("model") == "llama"))
-        ] + [
-            {"id": ident, "content": token, "normalized": False, "special": True, **flags}
-            for token, ident in self.fillers().items()
         ]
 
     def around(self, *, bos: bool) -> tuple[int | None, int | None]:

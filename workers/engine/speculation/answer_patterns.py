@@ -85,11 +85,15 @@ class PatternTables:
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[str, str], AnswerPatterns] = OrderedDict()
 
-    def of(self, tenant: str, grammar: str) -> AnswerPatterns:
-        """Return the table of a grammar; a new one is not kept if it has no name."""
+    def of(self, tenant: str, grammar: str, example: Sequence[int] = ()) -> AnswerPatterns:
+        """Return the table of a grammar; a new one has the tokens of an example, and is not kept if it has no name."""
+        table = self._tables.get((tenant, grammar))
+        if table is None:
+            table = AnswerPatterns()
+            table.learn(example, 0, 0)
         if not grammar:
-            return AnswerPatterns()
-        table = self._tables.setdefault((tenant, grammar), AnswerPatterns())
+            return table
+        self._tables[(tenant, grammar)] = table
         self._tables.move_to_end((tenant, grammar))
         while len(self._tables) > MAX_TABLES:
             self._tables.popitem(last=False)

@@ -4,7 +4,7 @@ from workers.engine.sequence import EngineSequence
 from workers.engine.speculation.answer_patterns import PatternTables
 from workers.engine.speculation.constrained_draft import ConstrainedDraft
 from workers.engine.speculation.drafter import Drafter
-from workers.engine.speculation.prompt_lookup import PromptLookup, RealignedLookup
+from workers.engine.speculation.prompt_lookup import FollowedLookup, PromptLookup, RealignedLookup
 
 
 class LookupDrafters:
@@ -16,8 +16,9 @@ class LookupDrafters:
     def __call__(self, sequence: EngineSequence) -> list[Drafter]:
         """Return the drafters of a sequence: of equal drafts the first one is used."""
         lookup = PromptLookup(sequence.tokens)
-        looked_up: list[Drafter] = [lookup, RealignedLookup(lookup)]
+        looked_up: list[Drafter] = [FollowedLookup(lookup), lookup, RealignedLookup(lookup)]
         request = sequence.request
         if request.constraint is None:
             return looked_up
-        return [ConstrainedDraft(sequence, self._patterns.of(request.tenant, request.grammar)), *looked_up]
+        patterns = self._patterns.of(request.tenant, request.grammar, request.example)
+        return [ConstrainedDraft(sequence, patterns), *looked_up]

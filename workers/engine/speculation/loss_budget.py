@@ -5,7 +5,10 @@ import math
 LOSS = 0.01
 """Part of the time of all steps."""
 CREDIT_STEPS = 32
-"""Steps whose part may be saved: what copied answers have gained does not pay for others for long."""
+"""Steps whose part may be saved, with which a budget begins."""
+GAINED_STEPS = 4.0
+"""Steps whose time may be saved of what drafts have gained: several wrong drafts are tried again at once where others
+were right. That does not pay for answers of another kind for long."""
 MAX_REST = 32
 """The most steps that are counted at once: they may take longer or shorter than the one before."""
 
@@ -18,6 +21,11 @@ class LossBudget:
         self._seconds = 0.0
         self._begun = False
 
+    @property
+    def seconds(self) -> float:
+        """The balance."""
+        return self._seconds
+
     def pay(self, seconds: float) -> None:
         """Spend the time of a look-up, or of a step with drafts beyond what its tokens would have taken without."""
         self._seconds -= seconds
@@ -28,7 +36,8 @@ class LossBudget:
         part = LOSS * seconds
         if not self._begun:
             self._begun, self._seconds = True, self._seconds + CREDIT_STEPS * part
-        self._seconds = min(self._seconds + steps * part + gained, CREDIT_STEPS * part)
+        saved = min(self._seconds + steps * part, max(self._seconds, CREDIT_STEPS * part))
+        self._seconds = min(saved + gained, GAINED_STEPS * seconds)
         if self._seconds >= 0.0:
             return 0
         return min(math.ceil(-self._seconds / part), MAX_REST) if part > 0.0 else 1

@@ -33,19 +33,28 @@ class PromptLookup:
         """The place of the last draft, and the length of the sequence then. 0 for none."""
 
     def draft(self, most: int) -> Sequence[int]:
-        """See `Drafter.draft`. A draft that reaches the end of the sequence repeats its own first tokens."""
-        place, new = self._place, len(self._tokens) - self._length
-        follows = place and self._tokens[self._length :] == self._tokens[place : place + new]
-        if not follows and not (found := self._find()):
+        """See `Drafter.draft`. None while the answer follows the last place."""
+        if self._follows() or not (found := self._find()):
             return ()
-        return self._draft_at(place + new if follows else found, most)
+        return self._draft_at(found, most)
+
+    def followed(self, most: int) -> Sequence[int]:
+        """Return a draft at the place of the last one, while the answer goes on as there."""
+        if not self._follows():
+            return ()
+        return self._draft_at(self._place + len(self._tokens) - self._length, most)
 
     def realigned(self, most: int) -> Sequence[int]:
         """Return a draft as if the tokens since the last draft stood for as many at its place; none right after it."""
         new = len(self._tokens) - self._length
         return self._draft_at(self._place + new, most) if self._place and new else ()
 
+    def _follows(self) -> bool:
+        place, new = self._place, len(self._tokens) - self._length
+        return place > 0 and self._tokens[self._length :] == self._tokens[place : place + new]
+
     def _draft_at(self, place: int, most: int) -> Sequence[int]:
+        """Return what is at a place. A draft that reaches the end of the sequence repeats its own first tokens."""
         self._place, self._length = place, len(self._tokens)
         draft = self._tokens[place : place + most]
         for at in range(most - len(draft)):
@@ -65,6 +74,19 @@ class PromptLookup:
             if (found := text.rfind(text[-size:], 0, -1)) >= 0 and len(text) > size:
                 return self._first + found + size
         return 0
+
+
+class FollowedLookup:
+    """Implements `Drafter`, for an answer that goes on as the text does where a draft was taken from: that is far
+    likelier than that it begins to."""
+
+    def __init__(self, lookup: PromptLookup) -> None:
+        """`lookup` is that of the sequence, which finds places."""
+        self._lookup = lookup
+
+    def draft(self, most: int) -> Sequence[int]:
+        """See `Drafter.draft`."""
+        return self._lookup.followed(most)
 
 
 class RealignedLookup:

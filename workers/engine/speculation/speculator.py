@@ -73,7 +73,9 @@ class Speculator:
         self,
         capabilities: RunnerCapabilities,
         make_drafters: Callable[[EngineSequence], Sequence[Drafter]] | None = None,
-        choose_lengths: Callable[[StepCosts, Sequence[tuple[int, float, float]], int], list[int]] = draft_lengths,
+        choose_lengths: Callable[
+            [StepCosts, Sequence[tuple[int, float, float]], int, float], list[int]
+        ] = draft_lengths,
         *,
         batched: BatchDrafting | None = None,
         budget: LossBudget | None = None,
@@ -118,16 +120,17 @@ class Speculator:
     def plan(self, decoding: Sequence[EngineSequence], *, prompts: bool) -> list[Draft] | None:
         """Return the draft of each sequence in this step; None if there are none at all. `prompts`: some wait, or are
         prefilled."""
-        if self._rest and self._batched is None:  # first: the usual case where a step takes some 100 microseconds
+        drafting = self._batched if self._batched is not None and not self._batched.rests else None
+        if self._rest and drafting is None:  # first: the usual case where a step takes some 100 microseconds
             return None
-        if self._batched is not None:
-            self._batched.follow(decoding)
+        if drafting is not None:
+            drafting.follow(decoding)
         room = self._most_looked_up - len(decoding)
         if room < 1 or (prompts and not self._beside_prompts):
             if not self._rest:
                 self._rest = self._resting = NO_ROOM_REST
             return None
-        batched = self._batched if self._batched is not None and len(decoding) < self._most else None
+        batched = drafting if len(decoding) < self._most else None
         batched = batched if batched is not None and batched.due() else None
         rests = self._rest > 0
         if rests and batched is None:
@@ -156,10 +159,10 @@ class Speculator:
         if not any(drafts):
             return []
         offers = [(each.length, each.first, each.rate) for each in self._offers(decoding, drafts)]
-        lengths = self._choose_lengths(self._costs, offers, self._most_looked_up)
+        lengths = self._choose_lengths(self._costs, offers, self._most_looked_up, self._budget.seconds)
         rows = len(decoding) + sum(lengths)
         if rows > self._most and self._fits is not None and not self._fits(rows):
-            lengths = self._choose_lengths(self._costs, offers, self._most)
+            lengths = self._choose_lengths(self._costs, offers, self._most, self._budget.seconds)
         return self._of_lengths(decoding, drafts, lengths)
 
     def _plan_batched(

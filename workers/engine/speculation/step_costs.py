@@ -2,8 +2,14 @@
 
 from collections import deque
 
-GROWTH = 0.1
-"""Assumed cost of a further row relative to a step, until more rows than any are measured."""
+GROWTH = 0.06
+"""Assumed cost of a further row relative to a step, until more rows than any are measured: less than the usual one. Too
+little costs a few steps, too much keeps drafts from being tried."""
+BEND = 2.0
+"""Cost of a row beyond those that are measured, relative to one of these, if that is less than what is assumed: of a
+step that is bound by memory it is small, and grows."""
+LEAST_GROWTH = 0.02
+"""The least such cost, relative to a step."""
 ENOUGH = 3
 """Measurements of a number of rows that count even if they are more than what is assumed: one may be an outlier."""
 _WINDOW = 9
@@ -70,8 +76,16 @@ class StepCosts:
         below = self._costs[fewer].median
         more = min((each for each in self._costs if each > rows), default=None)
         if more is None:
-            return below * (1.0 + GROWTH * (rows - fewer))
+            return below + (rows - fewer) * self._growth(fewer, below)
         return below + (self._costs[more].median - below) * (rows - fewer) / (more - fewer)
+
+    def _growth(self, most: int, cost: float) -> float:
+        """Return the assumed cost of a further row than the `most` ones that are measured, of this cost."""
+        fewest = min(self._costs)
+        if fewest == most:
+            return GROWTH * cost
+        slope = (cost - self._costs[fewest].median) / (most - fewest)
+        return min(GROWTH * cost, max(BEND * slope, LEAST_GROWTH * cost))
 
     def _forget(self) -> None:
         """Drop measurements that do not hold any more."""

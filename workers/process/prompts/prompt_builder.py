@@ -29,6 +29,7 @@ from workers.output_formats.reasoning_gate import ReasoningGate
 from workers.process.prompts.allowed_tokens import check_allowed
 from workers.process.prompts.answer_constraint import AnswerConstraints
 from workers.process.prompts.embedded_prompt import embedded_prompt, last_tokens
+from workers.process.prompts.grammar_examples import GrammarExamples
 from workers.process.prompts.prompt_encoder import PromptEncoder, tool_list
 from workers.process.prompts.refusal import PromptRefused
 from workers.process.prompts.sparse_prompts import SparsePrompts
@@ -69,6 +70,8 @@ class TokenizedPrompt:
     """The rows of embeddings among the tokens."""
     sparse: SparsePrompt | None = None
     """The part of it that is computed; None for all of it."""
+    example: tuple[int, ...] = ()
+    """An example of what the grammar allows."""
 
     @property
     def grammar_name(self) -> str:
@@ -117,6 +120,7 @@ class PromptBuilder:
         added = {} if tokenizer is None else tokenizer.added_tokens
         self._encoder = PromptEncoder(tokenizer, context, call_writer(formats.tools, added))
         self._sparse = SparsePrompts(sparse, self._encoder.boundaries)
+        self._examples = GrammarExamples(tokenizer, vocab_size)
         self._constraints = AnswerConstraints(grammars, ToolCallGrammars(formats.tools, added))
 
     def compiled(self, prompt: TokenizedPrompt) -> bool:
@@ -163,9 +167,9 @@ class PromptBuilder:
         grammar = self._constraints.grammar(submit, gate)
         prefix = PrefixDigests.of(submit.input, submit.tenant)
         pins = self._encoder.pinned(submit.input, tokens) if isinstance(submit.input, ChatInput) else ()
-        sparse = self._sparse.of(submit, tokens)
+        sparse, example = self._sparse.of(submit, tokens), self._examples.of(grammar)
         return TokenizedPrompt(
-            tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix, pins, embeddings, sparse
+            tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix, pins, embeddings, sparse, example
         )
 
     def _ends(self, source: Input) -> frozenset[int]:

@@ -61,7 +61,9 @@ class Unlimited(LossBudget):
         return 0
 
 
-def _as_long_as_possible(_costs: StepCosts, drafts: Sequence[tuple[int, float, float]], most: int) -> list[int]:
+def _as_long_as_possible(
+    _costs: StepCosts, drafts: Sequence[tuple[int, float, float]], most: int, _stake: float
+) -> list[int]:
     room, lengths = most - len(drafts), []
     for length, *_ in drafts:
         lengths.append(min(length, room))

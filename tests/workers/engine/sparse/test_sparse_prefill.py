@@ -52,6 +52,7 @@ class Engine:
         *,
         draft: ScriptedRunner | None = None,
         speculates: bool = False,
+        beside_prompts: bool = True,
         pays: Callable[[int], bool] = lambda tokens: True,
         slots: int = 3,
         **options: Any,
@@ -59,7 +60,9 @@ class Engine:
         self.target, self.draft = runner(slots=slots), draft or runner(slots=slots)
         self.drafter = DraftModel(self.draft)
         drafting = drafting_by(self.drafter, lambda: 3)
-        speculator = always_by(drafting, self.target.capabilities, beside_prompts=True) if speculates else None
+        speculator = (
+            always_by(drafting, self.target.capabilities, beside_prompts=beside_prompts) if speculates else None
+        )
         self.sparse = SparsePrefill(self.draft, self.drafter, pays)
         defaults = {"max_queue": 8, "step_tokens": 64}
         self.engine = BatchEngine(self.target, speculator=speculator, sparse=self.sparse, **defaults | options)
@@ -176,6 +179,24 @@ def test_a_running_answer_goes_on_while_a_prompt_is_scored() -> None:
         assert engine.draft.calls - calls <= 9, "one chunk of the prompt, or eight tokens after it"
     assert len(tokens) > 8
     assert min(tokens) == 1
+
+
+def test_a_running_answer_is_drafted_while_a_prompt_is_scored() -> None:
+    """It would not be while a prompt is prefilled."""
+    engine = Engine(speculates=True, beside_prompts=False, step_tokens=16)
+    engine.engine.submit(request(1, None, prompt=PROMPT[:20]))
+    while 1 not in engine.starts:
+        engine.step()
+    engine.step()
+    engine.engine.submit(request(2))
+    scored, drafts = 0, engine.engine.gauges().drafts
+    while not engine.engine.gauges().sparse_prompts:
+        engine.step()
+        scored += 1
+    assert engine.engine.gauges().drafts - drafts >= scored // 2 > 5
+    engine.run()
+    assert engine.tokens(1) == Engine().run(request(1, None, prompt=PROMPT[:20])).tokens(1)
+    assert engine.tokens(2) == Engine().run(request(2)).tokens(2)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from workers.engine.speculation.draft_lengths import draft_lengths
-from workers.engine.speculation.step_costs import _STEPS, ENOUGH, GROWTH, StepCosts
+from workers.engine.speculation.draft_lengths import LEAST_STAKE, draft_lengths
+from workers.engine.speculation.step_costs import _STEPS, BEND, ENOUGH, GROWTH, LEAST_GROWTH, StepCosts
 
 
 def costs(**seconds: float) -> StepCosts:
@@ -48,6 +48,15 @@ def test_the_likeliest_tokens_of_all_drafts_have_the_rows() -> None:
     assert draft_lengths(measured, [(4, 0.9, 0.9), (0, 0.0, 0.0), (4, 0.9, 0.9)], 3) == [0, 0, 0], "no row is left"
 
 
+@pytest.mark.parametrize(("stake", "length"), [(-1.0, LEAST_STAKE), (0.24, 2), (0.31, 3), (0.71, 7)])
+def test_no_more_is_risked_than_the_stake(stake: float, length: int) -> None:
+    """Up to a few tokens, which a drafter needs to show that it is right."""
+    measured = costs(r1=1.0, r8=1.7)
+    assert draft_lengths(measured, [(7, 0.9, 0.99)], 8, stake) == [length]
+    two = costs(r2=1.0, r16=2.4)
+    assert draft_lengths(two, [(7, 0.9, 0.99)] * 2, 16, max(stake, 0.21)) == [length] * 2, "for each of them"
+
+
 def test_a_gain_within_the_error_of_measurements_is_none() -> None:
     assert draft_lengths(costs(r1=1.0, r2=1.0), [(1, 0.04, 0.04)], 2) == [0]
     assert draft_lengths(costs(r1=1.0, r2=1.0), [(1, 0.06, 0.06)], 2) == [1]
@@ -57,6 +66,13 @@ def test_costs_between_measured_ones_are_interpolated_and_those_beyond_assumed()
     measured = costs(r2=1.0, r4=2.0)
     assert (measured.of(3), measured.of(4)) == (1.5, 2.0)
     assert measured.of(6) == pytest.approx(2.0 * (1 + 2 * GROWTH))
+
+
+def test_rows_beyond_the_measured_ones_cost_more_than_these_up_to_a_bound() -> None:
+    flat, even, steep = costs(r1=1.0, r5=1.0), costs(r1=1.0, r5=1.1), costs(r1=1.0, r5=2.0)
+    assert flat.of(7) == pytest.approx(1.0 + 2 * LEAST_GROWTH)
+    assert even.of(7) == pytest.approx(1.1 + 2 * BEND * 0.025)
+    assert steep.of(7) == pytest.approx(2.0 * (1 + 2 * GROWTH))
 
 
 def test_more_rows_never_cost_less() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.engine.speculation import prompt_lookup
-from workers.engine.speculation.prompt_lookup import SIZES, PromptLookup, RealignedLookup
+from workers.engine.speculation.prompt_lookup import SIZES, FollowedLookup, PromptLookup, RealignedLookup
 
 
 def place_of(tokens: list[int]) -> int:
@@ -51,11 +51,16 @@ def test_rows_of_embeddings_are_found_like_tokens(tokens: list[int]) -> None:
 def test_a_draft_stays_at_its_place_while_the_answer_follows_it() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 7, 8, 0, 1, 2]
     lookup = PromptLookup(tokens)
+    followed = FollowedLookup(lookup)
+    assert followed.draft(3) == (), "without a place"
     assert lookup.draft(3) == [3, 7, 8], "the last place"
+    assert lookup.draft(3) == (), "while the answer follows it"
     tokens += [3, 4]
+    assert followed.draft(2) == ()
     assert lookup.draft(2) == [5, 6], "three tokens of another place"
     tokens += [5, 6]
-    assert lookup.draft(3) == [9, 1, 2]
+    assert lookup.draft(3) == ()
+    assert followed.draft(3) == [9, 1, 2]
 
 
 def test_a_sequence_that_repeats_itself_is_continued_beyond_its_end() -> None:
@@ -82,7 +87,8 @@ def test_a_draft_is_realigned_behind_other_tokens() -> None:
     assert lookup.draft(3) == ()
     assert realigned.draft(3) == [4, 5, 6]
     tokens += [4, 5]
-    assert lookup.draft(2) == [6, 1], "it stays there while the answer follows it"
+    assert lookup.draft(2) == ()
+    assert FollowedLookup(lookup).draft(2) == [6, 1], "it stays there while the answer follows it"
 
 
 def test_the_searched_tokens_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Drafts that are not verified are compared, and those that fail pause."""
 
 from workers.engine.speculation.acceptance import Acceptance
-from workers.engine.speculation.loss_budget import CREDIT_STEPS, LOSS, MAX_REST, LossBudget
 from workers.engine.speculation.sequence_drafts import MAX_PAUSE, UNVERIFIED, SequenceDrafts
 
 
@@ -131,24 +130,3 @@ def test_what_follows_a_rejected_token_tells_nothing() -> None:
     short.record(3, 2)
     long.record(30, 2)
     assert (short.first, short.rate) == (long.first, long.rate)
-
-
-def test_losses_are_paid_by_a_part_of_the_steps_and_by_gains() -> None:
-    budget = LossBudget()
-    budget.pay((CREDIT_STEPS + 9.5) * LOSS)
-    assert budget.step(1.0) == 9, "the step itself has paid a part"
-    assert budget.step(1.0, steps=8) == 1
-    assert budget.step(1.0) == 0
-    budget.step(1.0, gained=100.0)
-    budget.pay(CREDIT_STEPS * LOSS + 0.001)
-    assert budget.step(0.0) == 1, "gains are not saved for long"
-
-
-def test_no_rest_is_longer_than_its_bound() -> None:
-    budget = LossBudget()
-    budget.pay(LOSS * (CREDIT_STEPS + 1 + MAX_REST))
-    assert budget.step(1.0) == MAX_REST
-    assert budget.step(1.0, steps=MAX_REST) == 0
-    budget.pay(LOSS * (1 + 2 * MAX_REST))
-    assert budget.step(1.0) == MAX_REST
-    assert budget.step(2.0, steps=MAX_REST) == 0, "they took longer"

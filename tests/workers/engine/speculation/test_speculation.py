@@ -171,7 +171,7 @@ def test_costs_and_rates_decide_by_themselves() -> None:
     assert outcome.gauges.accepted_tokens > 30
     device = runner(alphabet=tuple(range(97, 123)))
     outcome = run(device, [request], Speculator(device.capabilities, clock=lambda: 0.0))
-    assert outcome.gauges.draft_tokens < outcome.gauges.decode_steps, "though rows cost nothing"
+    assert outcome.gauges.draft_tokens < 2 * outcome.gauges.decode_steps, "though rows cost nothing"
 
 
 class CountingCalls:

@@ -17,6 +17,7 @@ from workers.engine.speculation.batched.draft_budget import DraftBudget
 from workers.engine.speculation.batched.draft_costs import DraftCosts
 from workers.engine.speculation.batched.joint_lengths import ChosenLengths, Offer, joint_lengths
 from workers.engine.speculation.batched.open_draft import OpenDraft
+from workers.engine.speculation.mtp.head_upkeep import HeadUpkeep
 from workers.engine.speculation.step_costs import StepCosts
 
 MAX_LENGTH = 8
@@ -49,9 +50,10 @@ class BatchDrafting:
         relative_cost: float,
         choose: Choice = joint_lengths,
         clock: Callable[[], float] = time.perf_counter,
+        upkeep: HeadUpkeep | None = None,
     ) -> None:
         """`relative_cost` is the assumed cost of drafting a token, relative to a step of the target. `clock` measures
-        the drafter."""
+        the drafter. `upkeep` decides what a drafter follows that costs time in every step."""
         self._drafter = drafter
         self._choose = choose
         self._clock = clock
@@ -59,6 +61,9 @@ class BatchDrafting:
         self._budget = DraftBudget()
         self._acceptance = Acceptance()
         self._rates: dict[EngineSequence, Acceptance] = {}
+        self._upkeep = upkeep
+        self._paid_s = 0.0
+        """Time to draft for the present step."""
         self._pause = 1
         self._steps_to_wait = 0
         self._rows = self._tokens = 0
@@ -79,9 +84,14 @@ class BatchDrafting:
         except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the streams
             self._failed(error)
 
+    @property
+    def rests(self) -> bool:
+        """Nothing can be drafted now."""
+        return self._upkeep is not None and self._upkeep.rests
+
     def due(self) -> bool:
         """Return whether to plan in this step."""
-        if self.failures or not self._budget.allows_drafts:
+        if self.failures or self.rests or not self._budget.allows_drafts:
             return False
         self._steps_to_wait -= 1
         return self._steps_to_wait < 0
@@ -108,7 +118,8 @@ class BatchDrafting:
             return None
         self._pause = 1 if prepared or planned.drafted else min(2 * self._pause, MAX_PAUSE)
         self._steps_to_wait = self._pause - 1
-        self._budget.pay(self._clock() - began)
+        self._paid_s = self._clock() - began
+        self._budget.pay(self._paid_s)
         return planned
 
     def verified(self, sequence: EngineSequence, drafted: int, accepted: int) -> None:
@@ -129,7 +140,16 @@ class BatchDrafting:
             without = alone if rows - drafted == sequences else costs.of(rows - drafted)
             gained = alone * accepted / sequences - (costs.of(rows) - without)
         self._budget.step(seconds if alone is None else alone, gained)
+        if self._upkeep is not None and not self.failures:
+            self._keep_up(self._upkeep, alone, gained)
         return gained
+
+    def _keep_up(self, upkeep: HeadUpkeep, alone: float | None, gained: float) -> None:
+        paid, self._paid_s = self._paid_s, 0.0
+        if upkeep.step(alone or 0.0, gained - paid):
+            self._acceptance, self._budget = Acceptance(), DraftBudget()
+            self._rates.clear()
+            self._steps_to_wait, self._pause = 0, 1
 
     def settle(self) -> None:
         """Wait for the drafter's background work."""

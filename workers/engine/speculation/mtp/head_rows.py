@@ -73,6 +73,27 @@ class HeadRows(Generic[H]):
         self._waiting: list[list[HeadRun[H]]] = [[] for _ in range(slots)]
         self.waiting = 0
         """Rows that wait, of all slots."""
+        self._followed = [True] * slots
+        self._more: int | None = None
+        """Further slots that are followed when a prompt is computed in them; None for all."""
+
+    def follow(self, slots: int | None) -> None:
+        """See `DraftHead.follow`."""
+        self._more = slots
+        for slot in range(len(self._followed)):
+            self.forget(slot)
+            self._followed[slot] = slots is None
+
+    def follows(self, slot: int, *, prompt: bool) -> bool:
+        """Return whether the rows that a call computes in a slot, of a prompt or not, are to be noted."""
+        if not self._followed[slot] and prompt and self._more:
+            self._more, self._followed[slot] = self._more - 1, True
+        return self._followed[slot]
+
+    @property
+    def idle(self) -> bool:
+        """No slot is followed, nor will be."""
+        return self._more == 0 and not any(self._followed)
 
     def computed(self, slot: int, start: int, position: int, tokens: Sequence[int], hidden: H) -> None:
         """Note that the model has computed rows `start ..` of a slot, whose hidden states are these."""
@@ -111,6 +132,8 @@ class HeadRows(Generic[H]):
         last, kept = self._last[source], (run.before(length - 1) for run in self._waiting[source])
         runs = [HeadRun(target, run.start, run.position, run.tokens, run.hidden) for run in kept if run is not None]
         done = self._done[target]
+        if target != source:
+            self._followed[target] = self._followed[source]
         if target != source or (done is not None and done[0] >= length - 1):
             self._done[target] = None
         self._drop(target, 0)

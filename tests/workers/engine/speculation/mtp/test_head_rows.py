@@ -93,3 +93,24 @@ def test_nothing_is_known_of_a_slot_that_is_forgotten() -> None:
     assert taken(rows) == [(1, 0, "A", "b"), (1, 1, "B", "c")]
     follow(rows, "e", 3)
     assert taken(rows) == []
+
+
+def test_only_slots_that_are_followed_are_noted() -> None:
+    rows: Rows = HeadRows(3)
+    assert rows.follows(1, prompt=False)
+    follow(rows, "abc", slot=1)
+    assert not rows.idle
+    rows.follow(0)
+    assert (rows.idle, rows.waiting) == (True, 0)
+    assert rows.next(1, 3, 0) is None
+    assert not any(rows.follows(slot, prompt=True) for slot in range(3))
+    rows.follow(1)
+    assert not rows.follows(0, prompt=False), "an answer that runs"
+    assert rows.follows(2, prompt=True)
+    assert not rows.follows(0, prompt=True), "one more"
+    assert rows.follows(2, prompt=False)
+    rows.copy(2, 0, 0)
+    rows.copy(1, 2, 0)
+    assert [rows.follows(slot, prompt=False) for slot in range(3)] == [True, False, False], "as where they come from"
+    rows.follow(None)
+    assert all(rows.follows(slot, prompt=False) for slot in range(3))
