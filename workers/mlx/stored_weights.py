@@ -15,6 +15,7 @@ from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.mlx.converted_tensors import Groups, read_converted
+from workers.mlx.modules.routed_experts import rename_router_biases
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
@@ -39,6 +40,7 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = _from_awq(tensors)
     if mtp is not None:
         load_mtp(mtp, tensors, quantization)
+    tensors = rename_router_biases(tensors, config)
     if config.family not in STACKED_BY_MLX_LM:
         tensors = _stack_experts(tensors)
     if hasattr(model, "sanitize"):
