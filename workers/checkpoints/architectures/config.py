@@ -11,6 +11,7 @@ from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds
 from workers.checkpoints.architectures.parts import (
     Activation,
+    ExpertRouter,
     Experts,
     GatedDelta,
     HeadNorm,
@@ -19,7 +20,6 @@ from workers.checkpoints.architectures.parts import (
     NormKind,
     Norms,
     QkvLayout,
-    Router,
     ShortConvolution,
 )
 from workers.checkpoints.architectures.registered_families import families_for
@@ -409,7 +409,7 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     return Experts(count, chosen, ffn, normalize, _shared_width(fields, family, ffn), family.shared_gate, router)
 
 
-def _check_groups(fields: Fields, router: Router, count: int, chosen: int) -> None:
+def _check_groups(fields: Fields, router: ExpertRouter, count: int, chosen: int) -> None:
     """Refuse groups that are not equal, or that leave too few experts to choose from."""
     size = count // router.groups
     if router.groups > 1 and (count % router.groups or size < router.group_best):

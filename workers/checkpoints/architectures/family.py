@@ -10,13 +10,13 @@ from typing import Any
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.parts import (
     Activation,
+    ExpertRouter,
     HeadNorm,
     MixerKind,
     Names,
     NormKind,
     Norms,
     QkvLayout,
-    Router,
 )
 
 NEUTRAL: Mapping[str, float | list[int]] = {
@@ -165,7 +165,7 @@ class Family:
     shared_count: str | None = None
     """The field with the number of shared experts, which are one MLP, so many times as wide as an expert; it may be 0.
     None: `shared_ffn` has the width."""
-    read_router: Callable[[Fields], Router] = lambda fields: Router()
+    read_router: Callable[[Fields], ExpertRouter] = lambda fields: ExpertRouter()
     """The rule for the router."""
     layers_with_experts: Callable[[Fields, int], tuple[bool, ...]] | None = None
     """The rule that says for each of a number of layers whether it has experts. None: `decoder_sparse_step` and

@@ -6,7 +6,7 @@ from dataclasses import replace
 from workers.checkpoints.architectures.family import Family, all_layers, every_other_before_max_window_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS, attention_every_few
-from workers.checkpoints.architectures.parts import ExpertNames, Names, Router
+from workers.checkpoints.architectures.parts import ExpertNames, ExpertRouter, Names
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
 ROUTED = EXPERTS | {"n_routed_experts", "routed_scaling_factor"}
@@ -54,11 +54,11 @@ def shared_width(fields: Fields) -> int:
     return fields.integer("intermediate_size", fields.integer(SHARED_WIDTH))
 
 
-def sigmoid_router(fields: Fields) -> Router:
+def sigmoid_router(fields: Fields) -> ExpertRouter:
     """DeepSeek-V3's router, which GLM-4.5 has as well: sigmoids, and a bias for the choice, from the best groups."""
     if (score := fields.get("scoring_func", "sigmoid")) != "sigmoid":
         raise fields.error("scoring_func", f"{score!r} is not supported, only 'sigmoid'")
-    return Router(
+    return ExpertRouter(
         "sigmoid",
         bias=True,
         groups=fields.integer("n_group", 1, most=MAX_PARTS),
@@ -68,24 +68,24 @@ def sigmoid_router(fields: Fields) -> Router:
     )
 
 
-def ernie_router(fields: Fields) -> Router:
+def ernie_router(fields: Fields) -> ExpertRouter:
     """ERNIE 4.5's router: a softmax, with a bias for the choice."""
     if (score := fields.get("moe_gate_act", "softmax")) != "softmax":
         raise fields.error("moe_gate_act", f"{score!r} is not supported, only 'softmax'")
-    return Router(bias=fields.flag("moe_use_aux_free", True), least_sum=fields.number("moe_norm_min", 1e-12))
+    return ExpertRouter(bias=fields.flag("moe_use_aux_free", True), least_sum=fields.number("moe_norm_min", 1e-12))
 
 
-def phi_router(fields: Fields) -> Router:
+def phi_router(fields: Fields) -> ExpertRouter:
     """Phi-3.5-MoE's router, which chooses two experts."""
     if (chosen := fields.get("num_experts_per_tok")) != 2:
         raise fields.error("num_experts_per_tok", f"{chosen!r} is not supported, only 2")
-    return Router("sparsemixer", jitter=fields.number("router_jitter_noise", 0.01))
+    return ExpertRouter("sparsemixer", jitter=fields.number("router_jitter_noise", 0.01))
 
 
-def lfm2_router(fields: Fields) -> Router:
+def lfm2_router(fields: Fields) -> ExpertRouter:
     """LFM2's router: sigmoids, and a bias for the choice."""
     scale = fields.number("routed_scaling_factor", 1.0)
-    return Router("sigmoid", bias=fields.flag("use_expert_bias", True), scale=scale, sum_offset=1e-6)
+    return ExpertRouter("sigmoid", bias=fields.flag("use_expert_bias", True), scale=scale, sum_offset=1e-6)
 
 
 def after_dense(name: str, default: int) -> Callable[[Fields, int], tuple[bool, ...]]:

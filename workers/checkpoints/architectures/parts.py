@@ -47,7 +47,7 @@ class ExpertNames:
     shared_gate: str = "mlp.shared_expert_gate"
     """The projection of a row to the gate of that expert."""
     router_bias: str = "mlp.gate.e_score_correction_bias"
-    """The whole name of `Router.bias`."""
+    """The whole name of `ExpertRouter.bias`."""
     router_bias_row: bool = False
     """That bias is a matrix of one row."""
 
@@ -81,7 +81,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
+class ExpertRouter:
     """The scores by which a row chooses its experts, of equal ones the first. The defaults describe a plain softmax."""
 
     score: RouterScore = "softmax"
@@ -121,7 +121,7 @@ class Experts:
     """Width of the shared expert, a gated MLP that computes every row and is added; 0 is none."""
     shared_gate: bool = False
     """The shared expert's rows are multiplied by the sigmoid of a projection of the row."""
-    router: Router = Router()
+    router: ExpertRouter = ExpertRouter()
 
 
 @dataclass(frozen=True, slots=True)

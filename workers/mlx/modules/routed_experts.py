@@ -33,14 +33,16 @@ class RoutedExperts(nn.Module):  # type: ignore[misc]
 
     def __call__(self, x: mx.array) -> mx.array:
         chosen, weights = route(self._logits(x), self._experts, self.get(SCORE_BIAS))
-        mixed = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
-        return mixed + self.shared_experts(x) if "shared_experts" in self else mixed
+        out: mx.array = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
+        return out + self.shared_experts(x) if "shared_experts" in self else out
 
     def _logits(self, x: mx.array) -> mx.array:
         """Return float32 logits, of plain matrices unrounded."""
+        logits: mx.array
         if type(self.gate) is nn.Linear and self.gate.weight.dtype != mx.float32:
-            return x.astype(mx.float32) @ self.gate.weight.astype(mx.float32).T
-        logits: mx.array = self.gate(x)
+            logits = x.astype(mx.float32) @ self.gate.weight.astype(mx.float32).T
+        else:
+            logits = self.gate(x)
         return logits.astype(mx.float32)
 
 
@@ -71,7 +73,7 @@ def rename_router_biases(tensors: dict[str, mx.array], config: ModelConfig) -> d
 
 def route(logits: mx.array, experts: Experts, bias: mx.array | None) -> tuple[mx.array, mx.array]:
     """Logits float32 [..., experts] -> the chosen experts [..., per_token], best first and of equals the first, and
-    their weights, as `Router` describes them. All weights are NaN if one of the logits is not finite."""
+    their weights, as `ExpertRouter` describes them. All weights are NaN if one of the logits is not finite."""
     router, k = experts.router, experts.per_token
     zero = (logits - logits).sum(-1, keepdims=True)
     if router.score == "sparsemixer":

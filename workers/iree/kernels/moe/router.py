@@ -19,7 +19,7 @@ LOW = -1.0e30
 
 def route(name: str, m: Mixture, *, live: bool = False) -> str:
     """Logits f32 [rows, count] (, the router's bias f32 [count]) (, live i32 [1]) -> the best experts int32 [rows,
-    per_token], best first and of equals the first, and their weights f32 [rows, per_token], as the `Router` says
+    per_token], best first and of equals the first, and their weights f32 [rows, per_token], as the `ExpertRouter` says
     (https://arxiv.org/abs/1701.06538, https://arxiv.org/abs/2412.19437): those of the first `live` rows. All weights of
     a row are NaN if one of its logits is not finite.
     """

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.routing import routed
-from workers.checkpoints.architectures.parts import Experts, Router
+from tests.reference.routing import routed
+from workers.checkpoints.architectures.parts import ExpertRouter, Experts
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.device import Device, Module
@@ -19,20 +19,20 @@ from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.model.kernel_calls import call, floats, words
 
 ROWS, COUNT = 6, 24
-SIGMOID = Router("sigmoid", bias=True, scale=2.5, sum_offset=1e-20)
+SIGMOID = ExpertRouter("sigmoid", bias=True, scale=2.5, sum_offset=1e-20)
 ROUTERS = {
     "bias": SIGMOID,
-    "groups": Router("sigmoid", bias=True, groups=4, kept_groups=2, scale=1.5, sum_offset=1e-6),
-    "best_of_group": Router(groups=3, kept_groups=1, group_best=1, scale=16.0),
-    "plain": Router(),
-    "softmax_bias": Router(bias=True, least_sum=1e-12),
-    "sparsemixer": Router("sparsemixer", jitter=0.01),
+    "groups": ExpertRouter("sigmoid", bias=True, groups=4, kept_groups=2, scale=1.5, sum_offset=1e-6),
+    "best_of_group": ExpertRouter(groups=3, kept_groups=1, group_best=1, scale=16.0),
+    "plain": ExpertRouter(),
+    "softmax_bias": ExpertRouter(bias=True, least_sum=1e-12),
+    "sparsemixer": ExpertRouter("sparsemixer", jitter=0.01),
 }
 """GLM-4.5's and DeepSeek-V3's, DeepSeek-V2's, Mixtral's, ERNIE's and Phi-3.5-MoE's."""
 BIAS = np.random.default_rng(5).uniform(-0.5, 0.5, COUNT).astype(np.float32)
 
 
-def experts_of(router: Router) -> Experts:
+def experts_of(router: ExpertRouter) -> Experts:
     return Experts(COUNT, 2 if router.score == "sparsemixer" else 5, 16, router.score != "softmax", router=router)
 
 
