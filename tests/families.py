@@ -239,6 +239,8 @@ class Traits:
     """Norms of queries and keys: of each head, or of all heads together."""
     mtp: bool = False
     """The checkpoint has heads for multi-token prediction."""
+    extra_layer: bool = False
+    """The checkpoint has a tensor of a layer behind the last one, for multi-token prediction."""
     fused: bool = False
     """Queries, keys and values are one matrix, and so are gate and up."""
     mlp: Mlp = dense
@@ -614,12 +616,13 @@ FAMILIES: Mapping[str, Traits] = {
             "routed_scaling_factor": 1.5,
             "norm_topk_prob": True,
             "first_k_dense_replace": 1,
-            "num_nextn_predict_layers": 0,
+            "num_nextn_predict_layers": 1,
         },
         optional_bias=False,
         qkv_bias=True,
         head_norm="each",
         mlp=routed_experts,
+        extra_layer=True,
     ),
     "ernie4_5_moe": Traits(
         "Ernie4_5_MoeForCausalLM",
@@ -707,6 +710,8 @@ def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generato
         tensors[f"{norm}.bias"] = weights.bias(hidden)
     if traits.head_bias:
         tensors[f"{head}.bias"] = np.where(mask[:, 0], weights.bias(vocab), np.float32(-9))
+    if traits.extra_layer:
+        tensors[f"{layers}{config['num_hidden_layers']}.eh_proj.weight"] = weights.matrix(hidden, 2 * hidden, 1.0)
     for layer in range(config["num_nextn_predict_layers"] if traits.mtp else 0):
         parts = _mtp_layer(traits, config, layer, weights)
         tensors |= {f"model.mtp_layers.{layer}.{name}": tensor for name, tensor in parts}

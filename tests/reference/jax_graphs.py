@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.routing import routed
+from tests.reference.routing import routed
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Chunk
 from workers.iree.batch_inputs import RopeTable

@@ -2,7 +2,47 @@
 
 from typing import Any
 
-from workers.checkpoints.architectures.parts import Experts
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.checkpoints.architectures.parts import ExpertRouter, Experts
+
+COUNT = 24
+ROUTERS = {
+    "bias": ExpertRouter("sigmoid", bias=True, scale=2.5, sum_offset=1e-20),
+    "groups": ExpertRouter("sigmoid", bias=True, groups=4, kept_groups=2, scale=1.5, sum_offset=1e-6),
+    "best_of_group": ExpertRouter(groups=3, kept_groups=1, group_best=1, scale=16.0),
+    "plain": ExpertRouter(),
+    "softmax_bias": ExpertRouter(bias=True, least_sum=1e-12),
+    "sparsemixer": ExpertRouter("sparsemixer", jitter=0.01),
+}
+"""GLM-4.5's and DeepSeek-V3's, DeepSeek-V2's, Mixtral's, ERNIE's and Phi-3.5-MoE's."""
+
+
+def experts_of(router: ExpertRouter) -> Experts:
+    """Return a mixture of `COUNT` experts."""
+    return Experts(COUNT, 2 if router.score == "sparsemixer" else 5, 16, router.score != "softmax", router=router)
+
+
+def bias_of(router: ExpertRouter) -> NDArray[np.float32] | None:
+    return np.random.default_rng(5).uniform(-0.5, 0.5, COUNT).astype(np.float32) if router.bias else None
+
+
+def logits_for(router: ExpertRouter) -> NDArray[np.float32]:
+    """Return logits [6, COUNT] with ties."""
+    logits = np.random.default_rng(3).standard_normal((6, COUNT)).astype(np.float32) * 3
+    logits[1] = np.round(logits[1])
+    logits[2] = 1
+    if router.score == "sparsemixer":
+        logits[3:] = 4 + logits[3:] / 100  # many are near the best
+    return logits
+
+
+def logits_that_are_not_finite() -> NDArray[np.float32]:
+    """Return logits [6, COUNT] that are finite in the first and the last row only."""
+    logits = np.random.default_rng(4).standard_normal((6, COUNT)).astype(np.float32)
+    logits[1, 7], logits[2, 23], logits[3, 0], logits[4] = np.nan, np.inf, -np.inf, np.nan
+    return logits
 
 
 def routed(xp: Any, logits: Any, experts: Experts, bias: Any = None) -> tuple[Any, Any]:

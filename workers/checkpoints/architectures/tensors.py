@@ -263,6 +263,11 @@ def is_derived(name: str, config: ModelConfig) -> bool:
     return match is not None and int(match[1]) < config.layers and match[2] in config.names.derived
 
 
+def is_later_layer(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor is of one of the layers behind the last that logits do not depend on."""
+    return name.startswith(config.names.layers) and name.startswith(config.other_tensors)
+
+
 def _within(prefix: str, name: str) -> re.Match[str] | None:
     """Match the number of a layer, and a name within it, behind a prefix."""
     return _NUMBERED.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
