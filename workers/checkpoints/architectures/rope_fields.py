@@ -33,8 +33,6 @@ KEYS = {
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
 SECTION_KEYS = ("mrope_section", "mrope_interleaved")
 """The keys of positions that differ between sections of lanes, for images: a text has the same in all of them."""
-
-
 GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
 """Keys of plans by which Ministral 3's queries grow beyond `original_max_position_embeddings`."""
 
