@@ -11,6 +11,19 @@ from typing import Any
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.keys import Keys
+from workers.checkpoints.gguf.mixtures import (
+    MIXTRAL_EXPERTS,
+    NEXT_TOKENS,
+    QWEN2_EXPERTS,
+    QWEN3_EXPERTS,
+    ROUTER_BIAS,
+    SHARED_EXPERTS,
+    read_ernie_moe,
+    read_experts,
+    read_glm4_moe,
+    read_qwen2_moe,
+    read_qwen3_moe,
+)
 from workers.checkpoints.gguf.rotary import rotary_fields
 
 HEAD = "output.weight"
@@ -126,52 +139,45 @@ def _olmo(keys: Keys, fields: Fields) -> None:
         fields["layer_types"] = _layer_types(keys, pattern)
 
 
-def _qwen3_moe(keys: Keys, fields: Fields) -> None:
-    _experts(keys, fields)
-    fields["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
-    fields["norm_topk_prob"] = True
-
-
 def _llama(keys: Keys, fields: Fields) -> None:
     """Llama and Mistral are one architecture, and Mixtral is it with experts. Its files state no windows."""
     if keys.get("expert_count"):
         _set_family(fields, "mixtral")
         fields["sliding_window"] = None
-        _experts(keys, fields)
-
-
-def _experts(keys: Keys, fields: Fields) -> None:
-    fields["num_local_experts"] = keys.integer("expert_count")
-    fields["num_experts_per_tok"] = keys.integer("expert_used_count")
+        read_experts(keys, fields)
 
 
 def _set_family(fields: Fields, family: str) -> None:
     fields.update(model_type=family, architectures=[FAMILIES[family].architecture])
 
 
-QWEN3_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-MIXTRAL_EXPERTS = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", LLAMA | MIXTRAL_EXPERTS, paired=True, read=_llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture("qwen3_moe", LLAMA | QWEN3_EXPERTS, read=_qwen3_moe),
+    "qwen2moe": Architecture("qwen2_moe", LLAMA | QWEN2_EXPERTS, read=read_qwen2_moe),
+    "qwen3moe": Architecture("qwen3_moe", LLAMA | QWEN3_EXPERTS, read=read_qwen3_moe),
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", ATTENTION | MLP | AROUND, read=_gemma2),
     "gemma3": Architecture("gemma3_text", ATTENTION | MLP | AROUND, read=_gemma3, theta=1_000_000.0),
     "phi3": Architecture("phi3", LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, read=_phi3),
     "granite": Architecture("granite", paired=True, read=_granite),
     "smollm3": Architecture("smollm3", paired=True),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        LLAMA | SHARED_EXPERTS | {ROUTER_BIAS: "mlp.moe_statics.e_score_correction_bias"},
+        read=read_ernie_moe,
+        theta=500000.0,
+    ),
+    "glm4moe": Architecture(
+        "glm4_moe",
+        ATTENTION
+        | MLP
+        | SHARED_EXPERTS
+        | NEXT_TOKENS
+        | {"post_attention_norm": "post_attention_layernorm", ROUTER_BIAS: "mlp.gate.e_score_correction_bias"},
+        read=read_glm4_moe,
+    ),
     "olmo2": Architecture("olmo2", ATTENTION | MLP | AFTER, read=_olmo),
     "seed_oss": Architecture("seed_oss", ATTENTION | MLP | {"post_attention_norm": "post_attention_layernorm"}),
 }

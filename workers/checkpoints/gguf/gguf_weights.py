@@ -16,17 +16,19 @@ from workers.checkpoints.gguf.architectures import OUTSIDE, architecture_of
 from workers.checkpoints.gguf.blocks import plain_values, quantized_matrix
 from workers.checkpoints.gguf.gguf_file import MAX_TENSORS, GgufFile, TensorPlace
 from workers.checkpoints.gguf.keys import Keys
+from workers.checkpoints.gguf.mixtures import ROUTER_BIAS
 from workers.checkpoints.gguf.rotary import FACTORS
 from workers.checkpoints.gguf.tensor_types import EVEN
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
 from workers.checkpoints.weights import Weights
 from workers.precision import Quantize
 
-_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,7})\.([a-z_]+)\.(weight|bias)", re.ASCII)
+_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,7})\.((?:nextn\.)?[a-z_]+)\.(weight|bias)", re.ASCII)
 STACKS = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
 """Modules of a layer that a backend may stack: their matrices get one kind of format."""
-ROUTERS = ("ffn_gate_inp",)
-"""Modules that choose experts. They are never quantized: an error in one chooses others."""
+ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")
+"""Modules that choose experts, and the gate of the shared one. They are never quantized: an error in one chooses
+others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,13 @@ class _TensorSource:
     heads: int = 0
     """Heads whose rows are in rotated pairs of lanes; 0 leaves the rows as they are."""
     format: GroupFormat | None = None
+    row: bool = False
+    """A vector that is a matrix of one row elsewhere."""
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.row:
+            return (1, math.prod(self.tensor.shape))
         return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
 
 
@@ -60,6 +66,7 @@ class GgufWeights(Weights):
         heads = keys.integer("attention.head_count")
         self._heads = {"attn_q": heads, "attn_k": keys.integer("attention.head_count_kv", heads)}
         self._offset = FAMILIES[self._architecture.family].norm_offset
+        self._bias_row = FAMILIES[self._architecture.family].names.experts.router_bias_row
         self._packed = quantize == "none"
         self._even = self._uneven_stacks()
         self._sources = dict(self._find())
@@ -79,8 +86,12 @@ class GgufWeights(Weights):
                 raise self._model.error(tensor.name, problem)
             name = f"model.layers.{match[1]}.{module}.{match[3]}"
             heads = self._heads.get(match[2], 0) if self._architecture.paired else 0
+            if match[2] == ROUTER_BIAS:
+                yield name.removesuffix(".bias"), _TensorSource(tensor, row=self._bias_row)
+                continue
             if "{}" not in name:
-                yield name, _TensorSource(tensor, heads=heads, format=self._format(tensor))
+                row = match[2] == "ffn_gate_inp_shexp"
+                yield name, _TensorSource(tensor, heads=heads, format=self._format(tensor), row=row)
                 continue
             if len(tensor.shape) != 3 or tensor.shape[0] > MAX_PARTS:
                 problem = f"has the shape {tensor.shape}, not that of up to {MAX_PARTS} matrices"

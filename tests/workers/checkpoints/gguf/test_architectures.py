@@ -15,10 +15,12 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_
 
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5] * 4, "long_factor": [2.0, 3.5] * 4}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "ernie4_5_moe": {"tied": True},
     "gemma": {},
     # What no file states follows from llama.cpp's rules.
     "gemma2": {"fields": {"query_pre_attn_scalar": 16}},
     "gemma3_text": {"fields": {"query_pre_attn_scalar": 16}, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "glm4_moe": {"tied": False},
     "granite": {"attention_bias": True},
     "llama": {"tied": False, "attention_bias": True},
     "mistral": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}},
@@ -27,6 +29,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "olmo3": {},
     "phi3": {"rope_scaling": LONG, "fields": {"sliding_window": 24}},
     "qwen2": {},
+    "qwen2_moe": {"tied": False},
     "qwen3": {"head_dim": 32},
     "qwen3_moe": {"fields": {"norm_topk_prob": True}},
     "seed_oss": {"tied": False},
@@ -77,7 +80,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("general.architecture", "qwen2moe", "'qwen2moe' is not supported, only llama, qwen2, qwen3,"),
+        ("general.architecture", "phimoe", "'phimoe' is not supported, only llama, qwen2, qwen3, qwen2moe,"),
         ("llama.block_count", None, "is missing"),
         ("llama.block_count", 1.5, "1.5 is not an integer from 1"),
         ("llama.attention.head_count", 0, "0 is not an integer from 1"),
