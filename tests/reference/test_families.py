@@ -73,6 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cohere": {"family": "cohere"},
     "cohere-plain": {"family": "cohere", "attention_bias": True, "fields": {"use_qk_norm": False}},
     "cohere2": {"family": "cohere2", "fields": {"sliding_window": 9}},
+    "cohere2-untied": {"family": "cohere2", "tied": False},
     "phi": {"family": "phi", "tied": False},
     "falcon": {"family": "falcon"},
     "falcon-7b": {"family": "falcon", "tied": False, "fields": FALCON_7B},

@@ -90,7 +90,8 @@ class Adapter:
     attention: str = "self_attn"
     """The name of attention in a layer."""
     head: Literal["as_tied", "removed", "kept"] = "as_tied"
-    """The module has a head of its own if heads are not tied; or always, which is removed if they are, or cannot be."""
+    """The module has a head of its own if heads are not tied, or never, and gets one then; or always, which is removed
+    if they are, or cannot be."""
     attention_type: str = "full_attention"
     """The name in `layer_types` of attention without a window."""
     dense_layers: bool = True
@@ -298,6 +299,8 @@ def load_architecture(
         model = model_class(args)
         if config.tie_embeddings and family.head == "removed":
             del model.lm_head
+        if not config.tie_embeddings and family.head == "as_tied" and "lm_head" not in model:
+            model.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         replace_routers(model, config)
         mtp = MtpLayer(module, args) if config.mtp else None
         load_weights(model, weights, config, mtp)
