@@ -123,9 +123,11 @@ def vary_glm4_moe(family: Family, fields: Fields) -> Family:
     )
 
 
-def stated_head_bias(family: Family, fields: Fields) -> Family:
-    """Phi-3.5-MoE: `lm_head_bias` decides."""
-    return replace(family, head_bias=fields.flag("lm_head_bias", False))
+def vary_phimoe(family: Family, fields: Fields) -> Family:
+    """Phi-3.5-MoE: `lm_head_bias` decides, and a window of all positions is none."""
+    all_seen = (fields.get("sliding_window") or 0) == fields.integer("max_position_embeddings")
+    windowed = None if all_seen else family.windowed
+    return replace(family, head_bias=fields.flag("lm_head_bias", False), windowed=windowed)
 
 
 QWEN3_5 = Family(
@@ -261,7 +263,7 @@ MIXTURES: Mapping[str, Family] = {
         experts=True,
         read_router=phi_router,
         reads=EXPERTS | {"lm_head_bias"},
-        variant=stated_head_bias,
+        variant=vary_phimoe,
         defaults={
             "rms_norm_eps": 1e-5,
             "rope_theta": 1000000.0,
