@@ -169,7 +169,7 @@ class Family:
     """The rule for the router."""
     layers_with_experts: Callable[[Fields, int], tuple[bool, ...]] | None = None
     """The rule that says for each of a number of layers whether it has experts. None: `decoder_sparse_step` and
-    `mlp_only_layers` say so."""
+    `mlp_only_layers` decide."""
     mtp_heads: bool = False
     """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
     reads: frozenset[str] = frozenset()

@@ -212,7 +212,9 @@ def to_low_bits(
         tensors |= {weight.removesuffix("weight") + part: value for part, value in parts.items()}
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": plan}))
-    write_safetensors(path / "model.safetensors", {prefix + name: each for name, each in tensors.items()} | others)
+    write_safetensors(
+        path / "model.safetensors", {prefix + name: each for name, each in tensors.items()} | dict(others)
+    )
     return path, meant
 
 
