@@ -173,6 +173,8 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=Tru
     slots_bound: Label = ""
     """Why `slots` are fewer than the settings have: `model`, for one that only mlx-lm describes; empty if they are
     not."""
+    adapter: Label = ""
+    """The name of the LoRA adapter that is applied to the model, that of its directory; empty for none."""
 
 
 class Loading(Struct, frozen=True, array_like=True, tag="loading", omit_defaults=True, gc=False):

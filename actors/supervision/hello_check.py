@@ -3,7 +3,10 @@
 from protocol.bounds import MAX_TOKEN_ID
 from protocol.events import Hello
 
-_LABELS = ("worker", "model", "backend", "device", "config_digest", "model_digest", "context_bound", "slots_bound")
+_LABELS = (
+    *("worker", "model", "backend", "device", "config_digest", "model_digest", "context_bound", "slots_bound"),
+    *("draft_model", "adapter"),
+)
 
 
 def implausible(hello: Hello) -> str | None:

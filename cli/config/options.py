@@ -172,10 +172,11 @@ def complete_model(incomplete: str) -> list[str]:
 
 
 def complete_hub_model(incomplete: str) -> list[str]:
-    """Complete the name of a model of the hub's cache."""
+    """Complete the name of a model of the hub's cache, and of each of its GGUF models."""
     from workers.hub.cache import HubCache
 
-    names = dict.fromkeys(str(model.id) for model in HubCache().read().models)
+    found = HubCache().read().models
+    names = dict.fromkeys(str(id) for model in found for id in (model.id, *(each for each, *_ in model.entries())))
     return [name for name in names if name.startswith(incomplete)]
 
 

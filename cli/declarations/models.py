@@ -62,7 +62,7 @@ def rm(
     model: HubModel,
     yes: Annotated[bool, switch("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove a model from the hub's cache, unless a worker on this machine serves it."""
+    """Remove a model from the hub's cache, or one of its GGUF models, unless a worker on this machine serves it."""
     from cli.commands.models.remove import remove_model
 
     remove_model(model, yes=yes)

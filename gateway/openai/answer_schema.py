@@ -206,6 +206,8 @@ class Model(Struct, forbid_unknown_fields=True):
     """Requests that one worker computes at once."""
     slots_bound: str | None
     """By what `slots` are fewer than the settings have: `model`, for one that only mlx-lm describes; otherwise null."""
+    adapter: str | None
+    """The LoRA adapter that is applied to it; null if there is none."""
     capabilities: ModelCapabilities | None
 
 

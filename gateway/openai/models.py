@@ -59,6 +59,7 @@ class Models:
             "draft_model": described.draft_model,
             "slots": described.slots,
             "slots_bound": described.slots_bound,
+            "adapter": described.adapter,
             "capabilities": _capabilities(self._router.capabilities(name)),
         }
 

@@ -41,6 +41,8 @@ class ModelDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """Sequences that one of its workers computes at once; null before the first worker."""
     slots_bound: str | None
     """By what `slots` are fewer than the settings have; null if they are not."""
+    adapter: str | None
+    """The LoRA adapter that is applied to it, by the name of its directory; null if there is none."""
 
 
 def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
@@ -68,6 +70,7 @@ def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
         draft_model=next((hello.draft_model for hello in hellos if hello.draft_model), None),
         slots=min((hello.slots for hello in hellos), default=None),
         slots_bound=next((hello.slots_bound for hello in hellos if hello.slots_bound), None),
+        adapter=next((hello.adapter for hello in hellos if hello.adapter), None),
     )
 
 

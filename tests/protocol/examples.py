@@ -207,6 +207,7 @@ EVENTS: dict[str, Event] = {
     "hello_gateways": Hello(PROTOCOL_VERSION, "w0", 0, 4242, "m", "iree", "cuda", 8, 4096, gateways=2),
     "hello_prefill": Hello(PROTOCOL_VERSION, "w0", 7, 4242, "m", "iree", "cuda", 8, 4096, phases="prefill"),
     "hello_enrolling": Hello(PROTOCOL_VERSION, "w", 0, 4242, "m", "iree", "cuda", 8, 4096, key="5c" * 32),
+    "hello_adapted": Hello(PROTOCOL_VERSION, "w0", 7, 4242, "m", "mlx", "gpu", 8, 4096, adapter="support"),
     "loading": Loading("compile", 2, 7),
     "ready": Ready(Capabilities(chat=True, prompt_logprobs=True, grammar=True, infill=True), 2150, "local-task", 96),
     "ready_rows": Ready(Capabilities(), rows_format="iree-5f2a", row_bytes=24_576),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.checkpoints.gguf.find import SUFFIX, first_file, models, quantization_of
+from workers.checkpoints.gguf.find import SUFFIX, choose, first_file, models, quantization_of
 from workers.hub.errors import HubCause, HubError
 from workers.hub.hub_id import HubId
 
@@ -49,6 +49,12 @@ class CachedModel:
             (replace(self.id, quantization=quantization_of(names, name)), self.path / name, sizes[name])
             for name in found
         ]
+
+    def files_of(self, model: HubId) -> list[Path]:
+        """Return the GGUF files of the model of a quantization, all of its shards; empty for none and for several."""
+        names = [file.name for file in self.path.glob(f"*{SUFFIX}")]
+        chosen = choose(names, model.quantization)
+        return sorted(self.path / name for name in names if first_file(Path(name)).name == chosen)
 
     def named_by(self, model: HubId) -> bool:
         """Return whether `model` is this revision, or all of its repository."""
@@ -96,9 +102,24 @@ class HubCache:
         unreadable = {path: self._reason(path, found.warnings) for path in sorted(others)}
         return CacheContent(tuple(sorted(models, key=lambda model: (model.repo, model.commit))), unreadable)
 
+    def chosen(self, model: HubId) -> list[tuple[CachedModel, list[Path]]]:
+        """Return the revisions that an id names, each with the files that are to be removed of it; empty for all. A
+        revision without another model than that of the id's quantization is to be removed whole."""
+        found = []
+        for each in self.read().models:
+            files = each.files_of(model) if model.quantization and each.named_by(model) else []
+            if files:
+                found.append((each, files if len(each.entries()) > 1 else []))
+            elif each.named_by(model) and not model.quantization:
+                found.append((each, []))
+        return found
+
     def remove(self, model: HubId) -> int:
-        """Remove a revision, or a whole repository with what interrupted downloads left. Returns the bytes that are
-        free now. Raises `HubError` if the cache does not have it or it cannot be removed."""
+        """Remove a revision, or a whole repository with what interrupted downloads left; with a quantization, the files
+        of that model. Returns the bytes that are free now. Raises `HubError` if the cache does not have it or it cannot
+        be removed."""
+        if model.quantization:
+            return self._remove_files(model)
         content, folder = self.read(), self.folder_of(model)
         chosen = [each for each in content.models if each.named_by(model)]
         before = _size(folder)
@@ -111,14 +132,36 @@ class HubCache:
             shutil.rmtree(folder, ignore_errors=True)
             left = [folder] if folder.exists() else []
         else:
-            raise HubError(
-                HubCause.NOT_FOUND, f"the cache {self.folder} does not have {model}; `baton list` shows what it has"
-            )
+            raise self._not_found(model)
         if left:
-            raise HubError(
-                HubCause.NOT_WRITABLE, f"{left[0]} cannot be removed; remove it with the rights of its owner"
-            )
+            raise _not_writable(left[0])
         return before - _size(folder)
+
+    def _remove_files(self, model: HubId) -> int:
+        """Remove the files of a quantization, and their contents unless another revision has them."""
+        folder = self.folder_of(model)
+        chosen, before = self.chosen(model), _size(folder)
+        if not chosen:
+            raise self._not_found(model)
+        for revision, files in chosen:
+            if not files:
+                self.remove(HubId(model.repo, revision.commit))
+                continue
+            stored = [file.resolve() for file in files]
+            try:
+                for file in files:
+                    file.unlink()
+                kept = {file.resolve() for file in (folder / "snapshots").rglob("*")}
+                for content in stored:
+                    if content not in kept:
+                        content.unlink(missing_ok=True)
+            except OSError as error:
+                raise _not_writable(Path(error.filename)) from error
+        return before - _size(folder)
+
+    def _not_found(self, model: HubId) -> HubError:
+        problem = f"the cache {self.folder} does not have {model}; `baton list` shows what it has"
+        return HubError(HubCause.NOT_FOUND, problem)
 
     def folder_of(self, model: HubId) -> Path:
         """The folder of a repository, whether it exists or not."""
@@ -138,6 +181,10 @@ class HubCache:
     @staticmethod
     def _reason(path: Path, warnings: Sequence[Exception]) -> str:
         return next((str(each) for each in warnings if str(path) in str(each)), "is not a repository of the cache")
+
+
+def _not_writable(path: Path) -> HubError:
+    return HubError(HubCause.NOT_WRITABLE, f"{path} cannot be removed; remove it with the rights of its owner")
 
 
 def _size(folder: Path) -> int:

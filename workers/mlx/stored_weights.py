@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from workers.checkpoints.architectures.config import ModelConfig
-from workers.checkpoints.architectures.tensors import is_derived
+from workers.checkpoints.architectures.tensors import is_derived, is_later_layer
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 from workers.checkpoints.mlx_files.converted_weights import DELTA, NORMS
@@ -16,6 +16,7 @@ from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.mlx.converted_tensors import Groups, read_converted
+from workers.mlx.modules.routed_experts import rename_router_biases
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
@@ -32,15 +33,15 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
     """
     quantization, groups = config.quantization, None
     if isinstance(weights, GgufWeights | LowBitWeights):
-        tensors, groups = read_converted(weights, lambda name: is_derived(name, config))
+        tensors, groups = read_converted(weights, lambda name: unread(name, config))
     else:
         assert isinstance(weights, SafetensorsWeights)  # there is no third kind
-        tensors = {name: tensor for name, tensor in _read(weights).items() if not is_derived(name, config)}
+        tensors = {name: tensor for name, tensor in _read(weights).items() if not unread(name, config)}
     if quantization is not None and quantization.method == "awq":
         tensors = _from_awq(tensors)
     if mtp is not None:
         load_mtp(mtp, tensors, quantization)
-    tensors = _stack_experts(tensors)
+    tensors = _stack_experts(rename_router_biases(tensors, config))
     if config.family in CONVERTED_HERE:
         tensors = _from_original(tensors)
     if hasattr(model, "sanitize"):
@@ -51,6 +52,11 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         _quantize_groups(model, groups)
     model.eval()
     model.load_weights(list(tensors.items()), strict=True)
+
+
+def unread(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor is left out, as no module of mlx-lm has it."""
+    return is_derived(name, config) or is_later_layer(name, config)
 
 
 def _read(weights: SafetensorsWeights) -> dict[str, mx.array]:

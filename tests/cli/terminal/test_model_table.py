@@ -17,6 +17,7 @@ LOADED = {
     "model_context": 8192,
     "keep_alive_s": 300.0,
     "draft_model": "small",
+    "adapter": "support-lora",
 }
 UNKNOWN = {"id": "m", "aliases": [], "state": "unloaded", "bytes": 0, "workers": 1, "context": None}
 FAILED = {"id": "f", "state": "failed", "problem": "no network: [the hub] cannot be reached", "context": 5}
@@ -30,5 +31,6 @@ def test_each_model_is_a_line_and_failures_are_below(capsys: pytest.CaptureFixtu
         "m unloaded - 1 - - - -",
         "f failed - - - 5 - -",
         "small drafts tokens for org/model",
+        "the adapter support-lora is applied to org/model",
         "f could not be loaded: no network: [the hub] cannot be reached",
     ]

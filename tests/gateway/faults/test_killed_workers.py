@@ -116,13 +116,14 @@ async def test_streams_go_on_with_another_worker(kind: CallFault | LinkFault, wh
 async def test_streams_with_a_draft_model_go_on_with_another_worker(whole: list[Any]) -> None:
     """The two workers draft by models of their own, which follow the resumed tokens."""
     fault = Fault("kill", call=20, incarnation=1)
-    launches = launch("a", rate=300, draft_model="draft", faults=(fault,)), launch("b", rate=300, draft_model="draft")
+    drafted: dict[str, Any] = {"rate": 300, "draft_model": "draft", "adapter": "/adapters/support"}
+    launches = launch("a", **drafted, faults=(fault,)), launch("b", **drafted)
     async with real_gateway(*launches) as real:
         assert await ask_all(real) == whole
         await real.until(lambda: real.status().incarnation == 2)
         listed = (await real.client.get("/v1/models")).json()["data"]
         gauges = [handle.status.gauges for handle in real.router.handles()]
-    assert [model["draft_model"] for model in listed] == ["draft"]
+    assert [(model["draft_model"], model["adapter"]) for model in listed] == [("draft", "support")]
     assert sum(each.accepted_tokens for each in gauges) > 20
     assert not sum(each.drafters_failed for each in gauges)
 

@@ -46,6 +46,7 @@ def launch(
     prefix_cache_dir: str = "",
     role: Phases = "both",
     draft_model: str = "",
+    adapter: str = "",
     sparse_prefill_tokens: int = 0,
     **scripted: Any,
 ) -> WorkerLaunch:
@@ -65,6 +66,7 @@ def launch(
         speculate="auto" if draft_model else "off",
         draft_model=draft_model,
         draft_name=draft_model,
+        adapter=adapter,
         sparse_prefill=bool(sparse_prefill_tokens),
         sparse_prefill_tokens=sparse_prefill_tokens,
         scripted=ScriptedSpec(tokens_per_second=rate, drafts=bool(draft_model), **scripted),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.config.options import complete_hub_model
 from tests.workers.hub.hub_server import HubServer, hub_error
 from workers.checkpoints.gguf.find import choose, models, quantization_of
 from workers.hub.cache import HubCache
@@ -140,3 +141,46 @@ def test_a_quantization_that_ends_another_name_is_the_whole_name() -> None:
     found = [quantization_of(names, name) for name in models(names)]
     assert found == ["m-Q4_K_XL", "m-UD-Q4_K_XL", "Q8_0", "m"]
     assert [choose(names, each) for each in found] == models(names)
+
+
+def test_one_quantization_is_removed(files: HubServer, cache: Path) -> None:
+    """Its shards with their contents; with the last one the repository, and what another revision has stays."""
+    for name in ("Q8_0", "BF16"):
+        work = download(files, cache, name)
+        path = work.run(work.plan())
+    store, shards = HubCache(cache), HubId(REPO, quantization="bf16")
+    ((revision, chosen),) = store.chosen(shards)
+    assert [file.name for file in chosen] == list(SHARDS)
+    assert store.remove(shards) >= sum(map(len, SHARDS))
+    assert sorted(file.name for file in path.parent.iterdir()) == ["model-Q8_0.gguf"]
+    assert len([*(store.folder_of(shards) / "blobs").iterdir()]) == 1
+    with pytest.raises(HubError, match="does not have org/model-GGUF:bf16") as failed:
+        store.remove(shards)
+    assert failed.value.cause is HubCause.NOT_FOUND
+    assert store.chosen(HubId(REPO, quantization="Q8_0")) == [(store.read().models[0], [])]
+    store.remove(HubId(REPO, quantization="Q8_0"))
+    assert not store.folder_of(shards).exists()
+    assert not revision.path.exists()
+
+
+def test_what_another_revision_has_of_a_quantization_stays(files: HubServer, cache: Path) -> None:
+    for name in ("Q8_0", "Q4_K_M"):
+        work = download(files, cache, name)
+        older = work.run(work.plan()).parent
+    files.repos[REPO]["README.md"] = b"another commit"
+    work = download(files, cache, "Q8_0")
+    newer = work.run(work.plan())
+    assert older != newer.parent
+    HubCache(cache).remove(HubId(REPO, older.name, "Q8_0"))
+    assert [file.name for file in older.iterdir()] == ["model-Q4_K_M.gguf"]
+    assert newer.read_bytes() == b"model-Q8_0.gguf"
+
+
+def test_names_are_completed_with_quantizations(files: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Q8_0", "BF16"):
+        work = download(files, cache, name)
+        work.run(work.plan())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    names = [REPO, f"{REPO}:BF16", f"{REPO}:Q8_0"]
+    assert complete_hub_model("org/") == names
+    assert complete_hub_model(f"{REPO}:Q") == names[2:]

@@ -16,6 +16,7 @@ from mlx_lm.utils import load_model
 from safetensors.numpy import load_file
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, stack_experts, write_safetensors
+from tests.reference.routing import ROUTERS, bias_of, experts_of, logits_for, logits_that_are_not_finite, routed
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.runner import Chunk
@@ -23,6 +24,7 @@ from workers.errors import LoadRefused
 from workers.mlx import architecture
 from workers.mlx.architecture import LLAMA, Adapter, bind_module, load_architecture
 from workers.mlx.modules.parts import Multiplied, ragged_attention
+from workers.mlx.modules.routed_experts import route
 
 TOKENS = tuple(range(3, 90))
 
@@ -199,3 +201,18 @@ def test_stacks_of_transformers_are_read(tmp_path: Path, load: Load) -> None:
     expected, actual = (load(path).logits(chunk) for path in (single, stacked))
     assert np.ptp(expected) > 0
     np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_routers(name: str) -> None:
+    """Against numpy; of equal experts the first is chosen, and logits that are not finite make all weights NaN."""
+    router = ROUTERS[name]
+    experts, bias, logits = experts_of(router), bias_of(router), logits_for(router)
+    given = None if bias is None else mx.array(bias)
+    expected = routed(np, logits, experts, bias)
+    chosen, weights = (np.array(each) for each in route(mx.array(logits), experts, given))
+    np.testing.assert_array_equal(chosen, expected[0])
+    np.testing.assert_allclose(weights, expected[1], rtol=2e-6)
+    _, weights = (np.array(each) for each in route(mx.array(logits_that_are_not_finite()), experts, given))
+    np.testing.assert_array_equal(np.isnan(weights).all(-1), [False, True, True, True, True, False])
+    assert np.isfinite(weights[[0, 5]]).all()

@@ -28,8 +28,13 @@ def logits(load: Load, path: Path, **options: str) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize(
     ("family", "dtype", "kind"),
-    [("llama", "float32", Type.F32), ("gemma3_text", "bfloat16", Type.BF16), ("mixtral", "float16", Type.F16)],
-    ids=["llama-f32", "gemma3-bf16", "mixtral-f16"],
+    [
+        ("llama", "float32", Type.F32),
+        ("gemma3_text", "bfloat16", Type.BF16),
+        ("mixtral", "float16", Type.F16),
+        ("glm4_moe", "bfloat16", Type.BF16),
+    ],
+    ids=["llama-f32", "gemma3-bf16", "mixtral-f16", "glm4-moe-bf16"],
 )
 def test_plain_weights_give_the_same_logits(load: Load, tmp_path: Path, family: str, dtype: str, kind: Type) -> None:
     fields = {"query_pre_attn_scalar": 16} if family == "gemma3_text" else {}
@@ -39,9 +44,10 @@ def test_plain_weights_give_the_same_logits(load: Load, tmp_path: Path, family: 
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.Q5_1], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("family", ["qwen2", "mixtral"])
+@pytest.mark.parametrize("family", ["qwen2", "mixtral", "ernie4_5_moe"])
 def test_quantized_weights_are_computed_with_as_they_are(load: Load, tmp_path: Path, family: str, kind: Type) -> None:
-    plain = make_checkpoint(tmp_path / "model", family)
+    fields = {"moe_intermediate_size": 64} if family == "ernie4_5_moe" else {}
+    plain = make_checkpoint(tmp_path / "model", family, fields=fields)
     file = make_gguf(plain, tmp_path / "model.gguf", kind)
     weights = open_weights(file)
     write_safetensors(plain / "model.safetensors", {name: weights[name] for name in weights})

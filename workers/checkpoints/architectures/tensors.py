@@ -202,6 +202,9 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
     every = range(experts.count)
     up = ((name.format(e) + ".weight", (experts.ffn, hidden)) for e in every for name in (names.gate, names.up))
     yield Tensor("router", ((f"{names.router}.weight", (experts.count, hidden)),))
+    if experts.router.bias:
+        shape = (1, experts.count) if names.router_bias_row else (experts.count,)
+        yield Tensor("router_bias", ((names.router_bias, shape),), flat=True)
     yield Tensor("experts_gate_up", tuple(up))
     yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (hidden, experts.ffn)) for e in every))
     if not experts.shared_ffn:
@@ -258,6 +261,11 @@ def is_derived(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor of a checkpoint is one of those that are not read, as they follow from config.json."""
     match = _within(config.names.layers, name)
     return match is not None and int(match[1]) < config.layers and match[2] in config.names.derived
+
+
+def is_later_layer(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor is of one of the layers behind the last that logits do not depend on."""
+    return name.startswith(config.names.layers) and name.startswith(config.other_tensors)
 
 
 def _within(prefix: str, name: str) -> re.Match[str] | None:

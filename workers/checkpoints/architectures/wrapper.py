@@ -6,42 +6,55 @@ from typing import Any
 
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.rope_fields import SECTION_KEYS
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
     """A class of transformers that contains a language model of one of the families."""
 
-    family: str
-    """The family of the language model, whose fields are `text_config` in config.json."""
+    families: Mapping[str, str]
+    """The families of the language model by `model_type` of `text_config`; the first one's is the default."""
     inside: Mapping[str, str]
     """Prefixes of the language model's tensors, with the prefixes that they have in the language model alone."""
     around: tuple[str, ...]
     """Prefixes of the tensors of other parts, which text does not reach."""
+    flat: bool = False
+    """Fields of the language model may be outside of `text_config`, as Qwen2.5-VL was published."""
+    sections: bool = False
+    """Positions are in sections, of which a text has the same in all: they are plain ones."""
 
 
+# As published, and as transformers names them in memory since 4.52, which tools that save tensors write.
+LLAVA = {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."}
+LLAVA_AROUND = ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.multi_modal_")
+# As published, and as mlx-lm writes them.
+QWEN = {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head."}
+QWEN_AROUND = ("model.visual.", "visual.", "vision_tower.")
+QWEN_VL = QWEN | {name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")}
 WRAPPERS: Mapping[str, Wrapper] = {
-    "Gemma3ForConditionalGeneration": Wrapper(
-        "gemma3_text",
-        # As published, and as transformers names them in memory since 4.52, which tools that save tensors write.
-        {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."},
-        ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.multi_modal_"),
+    "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "gemma3_text"}, LLAVA, LLAVA_AROUND),
+    "Mistral3ForConditionalGeneration": Wrapper(
+        {"mistral": "mistral", "ministral3": "ministral3"}, LLAVA, LLAVA_AROUND
     ),
-    "Qwen3_5ForConditionalGeneration": Wrapper(
-        "qwen3_5_text",
-        # As published, and as mlx-lm writes them.
-        {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head.", "mtp.": "mtp."},
-        ("model.visual.", "vision_tower."),
+    "Qwen2VLForConditionalGeneration": Wrapper(
+        {"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, QWEN_VL, QWEN_AROUND, flat=True, sections=True
     ),
+    "Qwen2_5_VLForConditionalGeneration": Wrapper(
+        {"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, QWEN_VL, QWEN_AROUND, flat=True, sections=True
+    ),
+    "Qwen3VLForConditionalGeneration": Wrapper({"qwen3_vl_text": "qwen3"}, QWEN, QWEN_AROUND, sections=True),
+    "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "qwen3_5_text"}, QWEN | {"mtp.": "mtp."}, QWEN_AROUND),
     "Qwen3_5MoeForConditionalGeneration": Wrapper(
-        "qwen3_5_moe_text",
-        {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head.", "mtp.": "mtp."},
-        ("model.visual.", "vision_tower."),
+        {"qwen3_5_moe_text": "qwen3_5_moe_text"}, QWEN | {"mtp.": "mtp."}, QWEN_AROUND
     ),
 }
 """The wrappers by `architectures` of config.json. Gemma 3 is published so from 4B on, Qwen 3.5 in all sizes."""
 SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization", "quantization_config")
 """Fields beside `text_config` that hold for the language model."""
+OUTER = ("architectures", "model_type", "vision_config")
+"""Fields that are not the language model's where it has no `text_config`."""
+PLANS = ("rope_parameters", "rope_scaling")
 
 
 def unwrap(fields: Fields) -> tuple[Fields, Wrapper | None]:
@@ -54,11 +67,37 @@ def unwrap(fields: Fields) -> tuple[Fields, Wrapper | None]:
     if wrapper is None:
         return fields, None
     text = fields.section("text_config")
-    if text is None:
+    if text is None and not wrapper.flat:
         raise fields.error("text_config", "is missing")
+    values = _outer_values(fields) if text is None else text.values
+    family = _family_inside(fields if text is None else text, wrapper)
+    if wrapper.sections:
+        values = {name: _without_sections(each) if name in PLANS else each for name, each in values.items()}
     shared = {name: _inside(fields.values[name], wrapper) for name in SHARED if name in fields.values}
-    family = {"architectures": [FAMILIES[wrapper.family].architecture], "model_type": wrapper.family}
-    return Fields(fields.file, shared | dict(text.values) | family, prefix="text_config."), wrapper
+    known = {"architectures": [FAMILIES[family].architecture], "model_type": family}
+    return Fields(fields.file, shared | dict(values) | known, prefix="" if text is None else "text_config."), wrapper
+
+
+def _outer_values(fields: Fields) -> dict[str, Any]:
+    """Return the fields of a language model that are beside those of the other parts."""
+    return {name: value for name, value in fields.values.items() if name not in OUTER + SHARED}
+
+
+def _family_inside(text: Fields, wrapper: Wrapper) -> str:
+    """Return the family of the language model. Raises `CheckpointError` for one that the wrapper does not contain."""
+    name = text.get("model_type", next(iter(wrapper.families)))
+    if not isinstance(name, str) or name not in wrapper.families:
+        known = " or ".join(map(repr, wrapper.families))
+        raise text.error("model_type", f"{name!r} is not supported in this class, only {known}")
+    return wrapper.families[name]
+
+
+def _without_sections(plan: Any) -> Any:
+    """Return a plan of rotary positions as a text has them."""
+    if not isinstance(plan, dict):
+        return plan
+    kept = {name: value for name, value in plan.items() if name not in SECTION_KEYS}
+    return {name: "default" if value == "mrope" else value for name, value in kept.items()}
 
 
 def _inside(value: Any, wrapper: Wrapper) -> Any:

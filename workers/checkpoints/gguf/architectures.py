@@ -26,6 +26,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
 )
 from workers.checkpoints.gguf.layouts.dense import DENSE
 from workers.checkpoints.gguf.layouts.hybrids import HYBRIDS
+from workers.checkpoints.gguf.layouts.mixtures import MIXTRAL_EXPERTS, MIXTURES
 from workers.checkpoints.gguf.rotary import rotary_fields
 
 HEAD = "output.weight"
@@ -74,12 +75,6 @@ def _olmo(keys: Keys, fields: Fields) -> None:
         fields["layer_types"] = layer_types(keys, pattern)
 
 
-def _qwen3_moe(keys: Keys, fields: Fields) -> None:
-    read_experts(keys, fields)
-    fields["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
-    fields["norm_topk_prob"] = True
-
-
 def _llama(keys: Keys, fields: Fields) -> None:
     """Llama and Mistral are one architecture, and Mixtral is it with experts. Its files state no windows."""
     if keys.get("expert_count"):
@@ -88,23 +83,10 @@ def _llama(keys: Keys, fields: Fields) -> None:
         read_experts(keys, fields)
 
 
-QWEN3_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-MIXTRAL_EXPERTS = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
 LLAMA_LIKE: Mapping[str, Architecture] = {
     "llama": Architecture("llama", LLAMA | MIXTRAL_EXPERTS, paired=True, read=_llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
-    "qwen3moe": Architecture("qwen3_moe", LLAMA | QWEN3_EXPERTS, read=_qwen3_moe),
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", ATTENTION | MLP | AROUND, read=_gemma2),
     "gemma3": Architecture("gemma3_text", ATTENTION | MLP | AROUND, read=_gemma3, theta=1_000_000.0),
@@ -114,8 +96,8 @@ LLAMA_LIKE: Mapping[str, Architecture] = {
     "olmo2": Architecture("olmo2", ATTENTION | MLP | AFTER, read=_olmo),
     "seed_oss": Architecture("seed_oss", ATTENTION | MLP | {"post_attention_norm": "post_attention_layernorm"}),
 }
-"""The dense architectures like Llama, and two mixtures of experts."""
-ARCHITECTURES: Mapping[str, Architecture] = {**LLAMA_LIKE, **DENSE, **HYBRIDS}
+"""The dense architectures like Llama, and Mixtral."""
+ARCHITECTURES: Mapping[str, Architecture] = {**LLAMA_LIKE, **DENSE, **MIXTURES, **HYBRIDS}
 """The architectures by `general.architecture`."""
 
 

@@ -46,6 +46,8 @@ class _TensorSource:
     """The index in a stack of experts or of heads."""
     order: StoredOrder = IN_ORDER
     format: GroupFormat | None = None
+    row: bool = False
+    """A vector that is a matrix of one row elsewhere."""
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -56,6 +58,8 @@ class _TensorSource:
     def shape(self) -> tuple[int, ...]:
         """The shape in Hugging Face's order."""
         rows = self.order.rows
+        if self.row:
+            return (1, math.prod(self.stored))
         return self.stored if rows is None else (len(rows), *self.stored[1:])
 
 
@@ -74,6 +78,7 @@ class GgufWeights(Weights):
         self._layers = layers_of(keys)
         family = FAMILIES[self._architecture.family]
         self._names, self._offset = family.names, family.norm_offset
+        self._rows = {"ffn_gate_inp_shexp", *(["exp_probs_b"] if family.names.experts.router_bias_row else [])}
         self._orders = self._architecture.orders(keys)
         heads = keys.integer("attention.head_count")
         self._heads = {"attn_q": heads, "attn_k": kv_heads_of(keys)} if self._architecture.paired else {}
@@ -110,7 +115,8 @@ class GgufWeights(Weights):
                 for index in range(count):
                     yield name.format(index), _TensorSource(tensor, match[2], index, format=format)
                 if not several:
-                    yield name, _TensorSource(tensor, match[2], order=order, format=format)
+                    row = match[2] in self._rows and len(tensor.shape) == 1
+                    yield name, _TensorSource(tensor, match[2], order=order, format=format, row=row)
 
     def _outside(self, module: str) -> str | None:
         """Return Hugging Face's name of a module outside of layers."""
@@ -202,7 +208,7 @@ class GgufWeights(Weights):
             values = values.astype(np.float32) - np.float32(self._offset)
         if source.module in architecture.values:
             values = architecture.values[source.module](values.astype(np.float32))
-        values = source.order.restore(values)
+        values = source.order.restore(values).reshape(source.shape)
         return values[:, None] if source.module in architecture.taps else values
 
     def format(self, name: str) -> GroupFormat | None:

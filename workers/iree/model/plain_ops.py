@@ -131,6 +131,7 @@ class PlainOps(PlainRecurrence):
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        bias: jax.Array | None = None,
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 

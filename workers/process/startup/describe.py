@@ -124,6 +124,7 @@ def hello(spec: WorkerSpec, described: Described, incarnation: int) -> Hello:
         phases=spec.role,
         draft_model=spec.draft_name,
         slots_bound=described.slots_bound,
+        adapter=Path(spec.adapter).name[:MAX_NAME] if spec.adapter else "",
     )
 
 

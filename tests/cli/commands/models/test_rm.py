@@ -3,9 +3,14 @@
 import signal
 from pathlib import Path
 
+import pytest
+
+from cli.commands.models.remove import remove_model
+from cli.config.errors import CommandFailed
 from tests.cli.commands.models.commands import Commands
 from tests.cli.commands.test_serve import read_until, serving
 from tests.cli.pseudo_terminal import Terminal
+from workers.process.spec import WorkerSpec
 
 
 def test_a_model_is_removed_after_a_confirmation(baton: Commands) -> None:
@@ -23,7 +28,7 @@ def test_without_a_terminal_a_flag_is_needed(baton: Commands) -> None:
     refused = baton.run("rm", "org/random")
     assert (refused.returncode, "only with --yes" in refused.stderr, len([*baton.snapshots()])) == (1, True, 1)
     part = baton.run("rm", "org/random:Q8_0", "--yes")
-    assert (part.returncode, "are removed together: leave :Q8_0 out" in part.stderr) == (1, True)
+    assert (part.returncode, "does not have org/random:Q8_0" in part.stderr) == (1, True)
     removed = baton.run("rm", "org/random", "--yes")
     assert (removed.returncode, [*baton.snapshots()]) == (0, [])
     assert removed.stdout.startswith("org/random was removed: 44")
@@ -61,3 +66,24 @@ def test_what_a_worker_serves_by_a_link_is_not_removed(baton: Commands, tmp_path
         assert snapshot.exists()
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=100) == 0
+
+
+def test_a_file_that_a_worker_serves_is_not_removed_and_another_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models--org--m"
+    snapshot = folder / "snapshots" / ("5c" * 20)
+    for made in (snapshot, folder / "blobs", folder / "refs"):
+        made.mkdir(parents=True)
+    (folder / "refs" / "main").write_text(snapshot.name)
+    for name in ("Q4_0", "Q8_0"):
+        (folder / "blobs" / name).write_bytes(b"weights")
+        (snapshot / f"m-{name}.gguf").symlink_to(folder / "blobs" / name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    served = WorkerSpec("w0", "m", str(snapshot / "m-Q4_0.gguf"))
+    monkeypatch.setattr("cli.commands.models.remove.running_workers", lambda: {1: served})
+    for name in ("org/m:Q4_0", "org/m"):
+        with pytest.raises(CommandFailed, match=f"serves {name}; stop its server first"):
+            remove_model(name, yes=True)
+    remove_model("org/m:Q8_0", yes=True)
+    assert [file.name for file in snapshot.iterdir()] == ["m-Q4_0.gguf"]

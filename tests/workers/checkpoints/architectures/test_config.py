@@ -9,7 +9,7 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.families import ARCHITECTURES
 from tests.workers.checkpoints.architectures.configs import LLAMA3, read
 from workers.checkpoints.architectures.families import FAMILIES
-from workers.checkpoints.architectures.parts import Experts
+from workers.checkpoints.architectures.parts import ExpertRouter, Experts
 from workers.checkpoints.architectures.rope import Linear, Llama3, Rope, Scaling
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, CheckpointError, ModelConfig
 from workers.errors import LoadRefused
@@ -158,3 +158,25 @@ def test_made_checkpoints_parse(tmp_path: Path, family: Any) -> None:
 
 def test_the_maker_and_the_reader_know_the_same_families() -> None:
     assert {name: family.architecture for name, family in FAMILIES.items()} == ARCHITECTURES
+
+
+def test_lfm2_moe_as_published(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "architectures": ["Lfm2MoeForCausalLM"],
+        "model_type": "lfm2_moe",
+        "num_hidden_layers": 4,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "intermediate_size": 7168,
+        "num_experts": 32,
+        "norm_eps": 1e-5,
+        "rms_norm_eps": ...,
+    }
+    config = read(tmp_path, **fields)
+    router = ExpertRouter("sigmoid", bias=True, sum_offset=1e-6)
+    assert config.experts == Experts(32, 4, 1792, True, router=router)
+    assert [layer.experts for layer in config.plan] == [False, False, True, True]
+    assert (config.ffn, config.kv_layers, config.state_layers) == (7168, 1, 3)
+    other = read(tmp_path, **fields, use_expert_bias=False, num_dense_layers=0, routed_scaling_factor=2.0)
+    assert other.experts is not None
+    assert other.experts.router == ExpertRouter("sigmoid", scale=2.0, sum_offset=1e-6)
+    assert all(layer.experts for layer in other.plan)

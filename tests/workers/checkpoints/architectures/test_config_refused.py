@@ -8,6 +8,14 @@ import pytest
 from tests.workers.checkpoints.architectures.configs import LLAMA3, read
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 
+GLM_4_5: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 1,
+}
+ERNIE: dict[str, Any] = {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_num_experts": 16}
+
 
 @pytest.mark.parametrize(
     ("changes", "words"),
@@ -44,6 +52,23 @@ from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
             {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4097},
             "num_local_experts: 4097 is not an integer from 1 to 4096",
         ),
+        (GLM_4_5 | {"scoring_func": "softmax"}, "scoring_func: 'softmax' is not supported, only 'sigmoid'"),
+        (GLM_4_5 | {"n_group": 3}, "n_group: 3 groups of 16 experts are not equal"),
+        (GLM_4_5 | {"n_group": 16}, "n_group: 16 groups of 16 experts are not equal, or of fewer than 2"),
+        (GLM_4_5 | {"n_group": 4, "topk_group": 5}, "topk_group: 5 of 4 groups of 4 experts do not leave 6"),
+        (GLM_4_5 | {"n_group": 4, "topk_group": 1}, "topk_group: 1 of 4 groups of 4 experts do not leave 6"),
+        (GLM_4_5 | {"first_k_dense_replace": -1}, "first_k_dense_replace: -1 is not a number of layers"),
+        (GLM_4_5 | {"n_shared_experts": "1"}, "n_shared_experts: '1' is not an integer from 1"),
+        (GLM_4_5 | {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers: -1 is not a number of layers"),
+        (ERNIE | {"moe_gate_act": "sigmoid"}, "moe_gate_act: 'sigmoid' is not supported, only 'softmax'"),
+        (ERNIE | {"moe_layer_start_index": [1, 1]}, "moe_layer_start_index: .* is not the number of a layer"),
+        (ERNIE | {"use_bias": True}, "use_bias: is not supported for ernie4_5_moe"),
+        (
+            {"architectures": ["PhiMoEForCausalLM"], "num_local_experts": 16, "num_experts_per_tok": 4},
+            "tok: 4 .* only 2",
+        ),
+        ({"n_routed_experts": 8}, "n_routed_experts: 8 is not supported, only 0"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor: 2.5 is not supported, only 1"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "power": 2}}, "rope_scaling.power: 2 is not supported"),
         ({"rope_scaling": {"type": "default", "mrope_section": [16, 24]}}, "rope_scaling.mrope_section: .*not supp"),
         ({"rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "short_factor: is not a list of 32 numbers"),

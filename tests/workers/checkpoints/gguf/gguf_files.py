@@ -24,7 +24,10 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
@@ -78,7 +81,7 @@ def make_gguf(
     values |= {f"{gguf.MODEL_ARCH_NAMES[arch]}.{key}": value for key, value in _keys(config).items()}
     values |= _tokenizer(checkpoint, config["vocab_size"])
     values |= metadata or {}
-    tensors = _tensors(checkpoint, config, gguf.get_tensor_name_map(arch, config["num_hidden_layers"]))
+    tensors = _tensors(checkpoint, config, gguf.get_tensor_name_map(arch, config["num_hidden_layers"] + 1))
     if not shards:
         write_gguf(file, values, tensors, kind)
         return file
@@ -153,6 +156,10 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     if config.get("layer_types"):
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
+    if config["model_type"] in ("glm4_moe", "ernie4_5_moe"):
+        keys |= _routed(config)
+    if config["model_type"] == "qwen2_moe":
+        keys["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     kind = scaling.get("rope_type")
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": scaling["factor"]}
@@ -160,6 +167,31 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
         original = scaling.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
         keys["rope.scaling.original_context_length"] = original
     return keys | family_keys(config)
+
+
+def _routed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of mixtures with dense layers and a number of shared experts."""
+    if config["model_type"] == "ernie4_5_moe":
+        return {
+            "expert_count": config["moe_num_experts"],
+            "expert_used_count": config["moe_k"],
+            "interleave_moe_layer_step": 1,
+            "leading_dense_block_count": config["moe_layer_start_index"],
+            "expert_shared_count": config["moe_num_shared_experts"],
+            "expert_shared_feed_forward_length": config["intermediate_size"] // config["num_key_value_heads"],
+        }
+    return {
+        "block_count": config["num_hidden_layers"] + config["num_nextn_predict_layers"],
+        "nextn_predict_layers": config["num_nextn_predict_layers"],
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "expert_weights_norm": config["norm_topk_prob"],
+    }
 
 
 def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorNameMap) -> Tensors:
@@ -176,6 +208,8 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
             before, _, _ = name.partition(".norms.")
             stacks.setdefault(f"{before}.weight", []).append(values)
             continue
+        if name.endswith("e_score_correction_bias") or "shared_expert_gate" in name:
+            name, values = name.replace("e_score_correction_bias", "e_score_correction.bias"), values.reshape(-1)
         if ".experts." in name:
             before, _, after = name.partition(".experts.")
             _, part, end = after.split(".")

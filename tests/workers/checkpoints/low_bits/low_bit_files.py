@@ -8,6 +8,7 @@ https://github.com/NVIDIA/Model-Optimizer, https://github.com/bitsandbytes-found
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -191,8 +192,12 @@ FORMATS: Mapping[str, tuple[dict[str, Any], Encode]] = {
 """`quantization_config` and the encoding of a matrix."""
 
 
-def to_low_bits(path: Path, name: str) -> tuple[Path, Mapping[str, NDArray[np.float32]]]:
+def to_low_bits(
+    path: Path, name: str, prefix: str = "", others: Mapping[str, NDArray[Any]] = MappingProxyType({})
+) -> tuple[Path, Mapping[str, NDArray[np.float32]]]:
     """Quantize the layers' matrices of the plain checkpoint at `path`; embedding, norms and routers stay.
+
+    The names of tensors get a prefix, and `others` are added.
 
     Returns the path, and the weights that the quantized matrices mean.
     """
@@ -207,7 +212,9 @@ def to_low_bits(path: Path, name: str) -> tuple[Path, Mapping[str, NDArray[np.fl
         tensors |= {weight.removesuffix("weight") + part: value for part, value in parts.items()}
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"quantization_config": plan}))
-    write_safetensors(path / "model.safetensors", tensors)
+    write_safetensors(
+        path / "model.safetensors", {prefix + name: each for name, each in tensors.items()} | dict(others)
+    )
     return path, meant
 
 

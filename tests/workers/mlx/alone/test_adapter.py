@@ -21,7 +21,7 @@ from workers.engine.runner import Chunk
 from workers.errors import LoadRefused
 from workers.load_options import LoadOptions
 from workers.mlx.alone.runner import LoneRunner
-from workers.process.startup.describe import describe
+from workers.process.startup.describe import describe, hello
 
 KEYS = ["self_attn.q_proj", "mlp.down_proj"]
 CHUNK = Chunk(0, tuple(range(5, 25)), 0, 0)
@@ -142,6 +142,8 @@ def test_it_is_part_of_the_model(tmp_path: Path) -> None:
     plain, adapted = describe(scripted(**spec)), describe(scripted(**spec, adapter=str(adapter)))
     assert plain.digest != adapted.digest
     assert plain.model_digest != adapted.model_digest
+    greetings = [hello(scripted(**spec, adapter=given), adapted, 1) for given in ("", str(adapter))]
+    assert [greeting.adapter for greeting in greetings] == ["", "adapter"]
     with pytest.raises(LoadRefused, match="adapter: the iree backend applies none: take --backend mlx"):
         describe(scripted(**spec | {"backend": "iree", "device": ""}, adapter=str(adapter)))
     with pytest.raises(LoadRefused, match=r"^adapter: .*adapter_config\.json: there is no such file"):

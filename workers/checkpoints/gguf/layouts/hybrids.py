@@ -15,6 +15,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
     read_experts,
     read_multipliers,
 )
+from workers.checkpoints.gguf.layouts.mixtures import QWEN2_EXPERTS, QWEN3_EXPERTS
 from workers.checkpoints.gguf.layouts.orders import StoredOrder, grouped_heads
 
 LFM2 = ATTENTION | {
@@ -42,16 +43,6 @@ DELTA = {
     "ssm_out": "linear_attn.out_proj",
 }
 QWEN35 = ATTENTION | DELTA | {"post_attention_norm": "post_attention_layernorm"}
-SHARED_EXPERTS = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
 GRANITE_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.router.layer",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
@@ -166,7 +157,7 @@ HYBRIDS: Mapping[str, Architecture] = {
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
-        QWEN35 | SHARED_EXPERTS,
+        QWEN35 | QWEN2_EXPERTS,
         read=read_delta_experts,
         orders=order_value_heads,
         values={"ssm_a": log_decay},
@@ -177,7 +168,7 @@ HYBRIDS: Mapping[str, Architecture] = {
     # Its tensors are those of Qwen3.5 but for the gates.
     "qwen3next": Architecture(
         "qwen3_5_moe_text",
-        QWEN35 | SHARED_EXPERTS,
+        QWEN35 | QWEN2_EXPERTS,
         read=read_delta_experts,
         orders=order_gates,
         split={"ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a")},
@@ -189,6 +180,6 @@ HYBRIDS: Mapping[str, Architecture] = {
     "granitemoe": Architecture(
         "granitemoe", ATTENTION | BEFORE | GRANITE_EXPERTS, paired=True, read=read_granite_experts
     ),
-    "olmoe": Architecture("olmoe", ATTENTION | BEFORE | SHARED_EXPERTS, read=read_olmoe),
+    "olmoe": Architecture("olmoe", ATTENTION | BEFORE | QWEN3_EXPERTS, read=read_olmoe),
 }
 """The architectures by `general.architecture`."""
