@@ -33,8 +33,10 @@ def weight_bytes(weights: Weights, kind: WeightDtype, quantize: Quantize, *, mtp
 
 
 def kv_row_bytes(config: ModelConfig, item_bytes: int, kv_dtype: KvDtype) -> int:
-    """Return the bytes of the keys and values of one token in all layers, where a number of the model has so many."""
-    return sum(sum(layer_row_bytes(config, layer, item_bytes, kv_dtype)) for layer in config.kv_owners)
+    """Return the bytes of the keys and values of one token in the layers that keep all rows, where a number of the
+    model has so many."""
+    layers = (layer for layer in config.kv_owners if not config.in_ring(layer))
+    return sum(sum(layer_row_bytes(config, layer, item_bytes, kv_dtype)) for layer in layers)
 
 
 def layer_row_bytes(config: ModelConfig, layer: int, item_bytes: int, kv_dtype: KvDtype) -> tuple[int, int]:

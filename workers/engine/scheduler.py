@@ -17,6 +17,7 @@ from protocol.scheduling import SchedulerPolicy, rank
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
+from workers.engine.lost_rows import LostRows
 from workers.engine.prefix_match import CachedRows, PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import RunnerCapabilities
@@ -81,6 +82,7 @@ class Scheduler:
             exact=capabilities.exact_rows,
             reserved_rows=reserved_rows,
             states=states,
+            lost=LostRows(capabilities.slots, capabilities.window_rows, capabilities.window_reach),
         )
         self._calls = PrefillCalls(capabilities, self._allocator, states)
         # One container per phase, so that a cancel is cheap in any phase.

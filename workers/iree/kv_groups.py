@@ -7,28 +7,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.iree.kv import HostKv
+from workers.iree.kv_ring import HostRing
 
 
 class HostKvGroups:
-    """The rows of every slot in all arrays. The bytes of rows are those of the first array, then those of the next."""
+    """The rows of every slot in all arrays. The bytes of rows are those of the first array, then those of the next;
+    none are read where an array has rings."""
 
-    def __init__(self, groups: Sequence[HostKv]) -> None:
+    def __init__(self, groups: Sequence[HostKv], rings: Sequence[int]) -> None:
+        """`rings` has the rows of the rings of each array; 0 for one that has all rows."""
         self.groups = groups
-
-    def clear(self, slot: int, start: int, end: int) -> None:
-        """See `HostKv.clear`."""
-        for group in self.groups:
-            group.clear(slot, start, end)
+        self._full = [group for group, rows in zip(groups, rings, strict=True) if not rows]
+        self._rings = [HostRing(group, rows) for group, rows in zip(groups, rings, strict=True) if rows]
 
     def forget(self, slot: int, rows: int) -> None:
         """See `HostKv.forget`."""
-        for group in self.groups:
+        for group in self._full:
             group.forget(slot, rows)
+        for ring in self._rings:
+            ring.forget(slot, rows)
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """See `HostKv.copy`."""
-        for group in self.groups:
-            group.copy(source, target, length)
+    def copy_prefix(self, source: int, target: int, length: int, written: int, held: int) -> None:
+        """Make the first `length` rows of `source`, which has `written` rows, those of `target`, which has `held`. Its
+        other rows become zero."""
+        for group in self._full:
+            if source != target:
+                group.copy(source, target, length)
+            group.clear(target, length, held)
+        for ring in self._rings:
+            ring.copy_prefix(source, target, length, written, held)
 
     def read(self, slot: int, start: int, end: int) -> memoryview:
         """See `HostKv.read`."""

@@ -18,11 +18,17 @@ def row_bytes(plan: GraphPlan) -> int:
     return plan.cache.row_bytes(4 if plan.ops.dtype == "float32" else 2)
 
 
+def ring_bytes(plan: GraphPlan) -> int:
+    """Return the bytes of the rings of one slot."""
+    return plan.cache.ring_bytes(4 if plan.ops.dtype == "float32" else 2)
+
+
 def needed(plan: GraphPlan, context: int, kv_bytes: int, free: int | None, workers: int) -> Needed:
     """Return the memory of a plan's weights, of its KV cache when it is as full as it may get, and of its recurrent
-    states."""
+    states and rings."""
     weights = sum(stored.nbytes for stored in plan.weights)
     slots, states = plan.cache.slots, 4 * math.prod(plan.state_shape)
+    states += slots * ring_bytes(plan)
     return Needed.of(weights, row_bytes(plan), slots, context, kv_bytes, free, workers, states)
 
 
@@ -34,4 +40,4 @@ def host_kv(plan: GraphPlan, kv: Sequence[DeviceBuffer]) -> HostKvGroups | None:
             return None
         elements = kv_elements(plan.ops.arithmetic, group.bits)
         made.append(HostKv(array.window, array.memory, group, (LANES, elements.k)))
-    return HostKvGroups(made)
+    return HostKvGroups(made, [group.ring for group in plan.cache.groups])

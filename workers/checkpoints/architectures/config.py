@@ -119,6 +119,8 @@ class ModelConfig:
     """Prefixes of tensors that checkpoints may have and that logits do not depend on."""
     kv_shapes: tuple[KvShape, ...] = ()
     """The shapes of keys and values that layers choose from; empty is one, of `kv_heads` and `head_dim`."""
+    window_ring: bool = False
+    """Layers that attend within a window keep no earlier rows (docs/adr/0130)."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -167,11 +169,25 @@ class ModelConfig:
     @property
     def kv_groups(self) -> tuple[tuple[int, ...], ...]:
         """The layers of each array of the KV cache: those with keys and values of one shape, in the order of
-        `kv_shapes`."""
-        groups: dict[int, list[int]] = {}
+        `kv_shapes`, and of these such that keep all rows, then such that keep a ring."""
+        groups: dict[tuple[int, bool], list[int]] = {}
         for layer in self.kv_owners:
-            groups.setdefault(self.plan[layer].kv_shape if layer < self.layers else 0, []).append(layer)
-        return tuple(tuple(groups[shape]) for shape in sorted(groups))
+            shape = self.plan[layer].kv_shape if layer < self.layers else 0
+            groups.setdefault((shape, self.in_ring(layer)), []).append(layer)
+        return tuple(tuple(groups[key]) for key in sorted(groups))
+
+    def in_ring(self, layer: int) -> bool:
+        """Return whether the rows that a layer reads are a ring: all layers that read them have a window."""
+        if not self.window_ring:
+            return False
+        owner = self.kv_owner(layer)
+        readers = [each for number, each in enumerate(self.plan) if self.kv_owner(number) == owner]
+        return bool(readers) and all(each.window is not None for each in readers)
+
+    @property
+    def widest_window(self) -> int:
+        """The widest attention window of a layer, in rows; 0 if none has one."""
+        return max((each.window or 0 for each in self.plan), default=0)
 
     def kv_group(self, layer: int) -> int:
         """Return the number of the array of the KV cache that has the keys and values that a layer reads."""
@@ -217,6 +233,10 @@ class ModelConfig:
     def without_mtp(self) -> "ModelConfig":
         """Return the model without that head."""
         return replace(self, mtp=False)
+
+    def with_ring(self) -> "ModelConfig":
+        """Return the model with layers that keep the rows of their window alone."""
+        return replace(self, window_ring=True)
 
     def choose_context(self, requested: int) -> int:
         """Choose the rows of one slot's cache: `requested`, or for 0 the model's context, at most `DEFAULT_CONTEXT`.

@@ -20,8 +20,9 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.width_padding import WidthPadding
+from workers.iree.model.window_ring import ring_rows
 from workers.load_options import LoadOptions
-from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
+from workers.precision import CpuTarget, Dtype, KvDtype, Quantize, WindowCache
 
 PLAIN_CAPACITY_MULTIPLE = 16
 """Rows to which the plain cache's capacity is rounded."""
@@ -52,6 +53,7 @@ class Recipe(Struct, frozen=True):
     """There are graphs for prompts with rows of embeddings."""
     queries: bool = False
     """There is a graph of the queries of a few rows."""
+    window_cache: WindowCache = "full"
 
     @classmethod
     def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
@@ -78,6 +80,7 @@ class Recipe(Struct, frozen=True):
             threads=device.threads,
             embeddings=options.embeddings,
             queries=options.attention,
+            window_cache=options.window_cache if device.local else "full",
         )
 
     def plan(self) -> GraphPlan:
@@ -98,7 +101,9 @@ class Recipe(Struct, frozen=True):
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
         multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
-        cache = CacheLayout.of(config, self.slots, self.context, multiple, self.kv_dtype)
+        ring = ring_rows(config, self.slots, self.context) if tiled and self.window_cache == "ring" else 0
+        config = config.with_ring() if ring else config
+        cache = CacheLayout.of(config, self.slots, self.context, multiple, self.kv_dtype, ring)
         if tiled:
             self._check_widths(cache)
         if self.quantize != "none" and not quantization_of(stored):

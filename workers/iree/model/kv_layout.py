@@ -29,6 +29,9 @@ class KvLayout:
     """Lanes of a value; 0 is `head_dim`."""
     suffix: str = ""
     """Ends the names of kernels; empty where the cache is one array."""
+    ring_of: int = 0
+    """Rows that may be attended to where the array keeps the last of them alone, in a ring of all rows but the last
+    tile; 0 where it keeps all."""
 
     @property
     def bits(self) -> int:
@@ -68,12 +71,17 @@ class KvLayout:
     @property
     def attended(self) -> int:
         """Rows of a slot that may be attended to."""
-        return self.capacity - self.tile
+        return self.ring_of or self.capacity - self.tile
+
+    @property
+    def ring(self) -> int:
+        """Rows of a slot that are kept, the last ones; 0 is all."""
+        return self.capacity - self.tile if self.ring_of else 0
 
     @property
     def spare_row(self) -> int:
-        """The row that padding rows of a step are written to."""
-        return self.capacity - 1
+        """The row that padding rows of a step have; in a ring they are written to its last one."""
+        return self.attended + self.tile - 1
 
     @property
     def row_values(self) -> int:
@@ -99,26 +107,26 @@ class CacheLayout:
     groups: tuple[KvLayout, ...]
 
     @classmethod
-    def of(cls, config: ModelConfig, slots: int, context: int, tile: int, kv_dtype: KvDtype = "auto") -> "CacheLayout":
-        """Return the layout of slots for `context` tokens, in whole tiles of rows."""
-        capacity, groups = -(-context // tile) * tile + tile, config.kv_groups
+    def of(
+        cls, config: ModelConfig, slots: int, context: int, tile: int, kv_dtype: KvDtype = "auto", ring: int = 0
+    ) -> "CacheLayout":
+        """Return the layout of slots for `context` tokens, in whole tiles of rows. Where `ModelConfig.window_ring` is
+        set, layers with a window keep the last `ring` rows of a slot."""
+        rows, groups = -(-context // tile) * tile, config.kv_groups
         made = []
         for number, layers in enumerate(groups):
             shape: KvShape = config.kv_shape(layers[0])
             keys, values = shape.key_width, shape.value_width
             values = 0 if values == keys else values
             suffix = f"_{number}" if len(groups) > 1 else ""
-            made.append(KvLayout(len(layers), slots, shape.heads, keys, capacity, tile, kv_dtype, values, suffix))
+            kept, ring_of = (ring, rows) if config.in_ring(layers[0]) else (rows, 0)
+            sizes = (len(layers), slots, shape.heads, keys, kept + tile, tile, kv_dtype)
+            made.append(KvLayout(*sizes, values, suffix, ring_of))
         return cls(tuple(made))
 
     @property
     def slots(self) -> int:
         return self.groups[0].slots
-
-    @property
-    def capacity(self) -> int:
-        """See `KvLayout.capacity`."""
-        return self.groups[0].capacity
 
     @property
     def attended(self) -> int:
@@ -139,9 +147,19 @@ class CacheLayout:
     def kv_dtype(self) -> KvDtype:
         return self.groups[0].kv_dtype
 
+    @property
+    def ring(self) -> int:
+        """Rows of a slot that layers with a window keep; 0 is all."""
+        return max(group.ring for group in self.groups)
+
     def row_bytes(self, item_bytes: int) -> int:
-        """Return the bytes of one row of one slot in all layers, for a model whose numbers have so many."""
-        return sum(group.row_bytes(item_bytes) for group in self.groups)
+        """Return the bytes of one row of one slot in the layers that keep all rows, for a model whose numbers have so
+        many."""
+        return sum(group.row_bytes(item_bytes) for group in self.groups if not group.ring)
+
+    def ring_bytes(self, item_bytes: int) -> int:
+        """Return the bytes of the rings of one slot."""
+        return sum(group.capacity * group.row_bytes(item_bytes) for group in self.groups if group.ring)
 
 
 def replaced(arrays: Sequence[Array], number: int, array: Array) -> tuple[Array, ...]:

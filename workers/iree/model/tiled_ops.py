@@ -219,6 +219,7 @@ class TiledOps(TiledRecurrence):
             rope_dims=0 if rope is None else self._rotated_lanes(config.ropes[rope].dims, layer, config),
             bits=cache.bits,
             value_width=cache.value_width,
+            ring=cache.ring,
         )
 
     @property

@@ -5,7 +5,7 @@ in it. So a row's result depends on its own positions alone, whatever rows are c
 sums a block.
 """
 
-from workers.iree.kernels.attention.item import AttentionInputs, AttentionItem, finish_row, reach
+from workers.iree.kernels.attention.item import AttentionInputs, AttentionItem, finish_row, reach, ring_block
 from workers.iree.kernels.attention.online_softmax import SoftmaxState
 from workers.iree.kernels.attention.shape import KV_BLOCK, Attention
 from workers.iree.kernels.ir.arithmetic import row_stride
@@ -112,7 +112,8 @@ def write_split_attention(
             head, block = place // number, place % number + first
             next_head = next_place // number
             next_keys = writer.begin(0, sequence, next_head)
-            next_keys = next_keys + (next_place % number + first) * (KV_BLOCK * shape.lane_elements[0])
+            next_block = ring_block(kind, next_place % number + first)
+            next_keys = next_keys + next_block * (KV_BLOCK * shape.lane_elements[0])
             writer.write_partials(head, sequence, block, next_keys, out)
 
         code.repeat(before[0].maximum(low), mine, one)
@@ -151,7 +152,7 @@ def write_merged_attention(
         first, last = reach(kind, code, rows, sequence)
 
         def merge(block: Value, state: list[Value]) -> list[Value]:
-            added = SoftmaxState.load(partials, [row, block])
+            added = SoftmaxState.load(partials, [row, ring_block(kind, block)])
             return SoftmaxState.of(state).merge(added).flat()
 
         start = SoftmaxState.empty(code, shape.value_dim).flat()

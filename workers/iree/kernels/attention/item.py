@@ -71,12 +71,12 @@ class AttentionItem:
 
         def kv_block(start: Value) -> None:
             after = start + KV_BLOCK
-            soon = (after <= last).select(keys + after * shape.lane_elements[0], next_keys)
-            low, high = self._seen(start, first, last)
+            soon = (after <= last).select(keys + self._turned(after) * shape.lane_elements[0], next_keys)
+            low, high, turns = self._seen(start, first, last)
             self._block.begin(keys, values, low, high)
 
             def query_block(number: Value) -> None:
-                rows = self._rows(first_block + number, head, sequence)
+                rows = self._rows(first_block + number, head, sequence, turns)
                 added = self._block.attend(rows, keys, values, low, high, soon)
                 for i, each in enumerate(added):
                     place = [number * len(rows) + i]
@@ -100,23 +100,33 @@ class AttentionItem:
         """Store the softmax of one KV block for a sequence's rows, as `Attention.partials_shape` has it."""
         code, kind, shape = self._code, self._kind, self._shape
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
-        low, high = self._seen(number * KV_BLOCK, *self.reach(sequence))
+        low, high, turns = self._seen(number * KV_BLOCK, *self.reach(sequence))
         self._block.begin(keys, values, low, high)
         words = shape.head_dim // kind.arithmetic.per_word
         for block in range(kind.blocks):
-            rows = self._rows(code.index(block), head, sequence)
+            rows = self._rows(code.index(block), head, sequence, turns)
             for row, added in zip(rows, self._block.attend(rows, keys, values, low, high, next_keys), strict=True):
-                added.store(out, [sequence * shape.query_heads + row.column // words, number])
+                added.store(out, [sequence * shape.query_heads + row.column // words, ring_block(kind, number)])
 
-    def _seen(self, start: Value, first: Value, last: Value) -> tuple[Value, Value]:
-        """Return the part of a KV block with what rows see from `first` to `last`, in whole steps."""
-        step = self._kind.tiling.step
+    def _turned(self, position: Value) -> Value:
+        """Return the place of a position in a slot."""
+        return position % self._shape.ring if self._shape.ring else position
+
+    def _seen(self, start: Value, first: Value, last: Value) -> tuple[Value, Value, Value | None]:
+        """Return the part of a KV block with what rows see from `first` to `last`, in whole steps. In a ring these are
+        places, and the third value is how many positions before them they are."""
+        step, ring = self._kind.tiling.step, self._shape.ring
         low = start.maximum(first // step * step)
         high = (last + step) // step * step
-        return low, (start + KV_BLOCK).minimum(high)
+        high = (start + KV_BLOCK).minimum(high)
+        if not ring:
+            return low, high, None
+        turns = start // ring * ring
+        return low - turns, high - turns, turns
 
-    def _rows(self, block: Value, head: Value, sequence: Value) -> list[QueryRow]:
-        """Return a query block's rows; where some are missing, the last one is computed again in their place."""
+    def _rows(self, block: Value, head: Value, sequence: Value, turns: Value | None = None) -> list[QueryRow]:
+        """Return a query block's rows; where some are missing, the last one is computed again in their place. What they
+        see ends so many positions earlier as `turns` says."""
         shape, kind = self._shape, self._kind
         words, rows = shape.head_dim // kind.arithmetic.per_word, []
         for i in range(kind.tiling.rows):
@@ -124,8 +134,14 @@ class AttentionItem:
             token = number // shape.group
             query = head * shape.group + number % shape.group
             last = _last_seen(kind, self._inputs.rows, sequence, token)
+            last = last if turns is None else last - turns
             rows.append(QueryRow(sequence * shape.tokens + token, query * words, last))
         return rows
+
+
+def ring_block(kind: Attention, number: Value) -> Value:
+    """Return the place of a KV block among those of `Attention.partials_shape`."""
+    return number % kind.kv_blocks if kind.shape.ring else number
 
 
 def _last_seen(kind: Attention, rows: Memory, sequence: Value, token: Index) -> Value:

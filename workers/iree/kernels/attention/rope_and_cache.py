@@ -113,7 +113,8 @@ class RopeAndCacheItem:
             row = sequence * shape.tokens + index
             code.repeat(0, shape.group, lambda query: self._query(row, head, query))
             if begins:
-                self._write_cache(begins[0], begins[1], row, head, self.rows.load_index([sequence, index]))
+                position = shape.place(self.rows.load_index([sequence, index]))
+                self._write_cache(begins[0], begins[1], row, head, position)
 
         code.repeat(low, low + kind.item_tokens, token)
 

@@ -52,6 +52,8 @@ class AttentionShape:
     """Bits of the levels of keys and values, which have scales; 0 is numbers of the model's type."""
     value_width: int = 0
     """Lanes of a value; 0 is `head_dim`."""
+    ring: int = 0
+    """Rows that a slot keeps, the last ones, whole KV blocks: row r is at r % ring. 0 is all rows."""
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -93,6 +95,12 @@ class AttentionShape:
     @property
     def cache(self) -> tuple[int, ...]:
         return (self.layers, 2, self.slots, self.kv_heads, self.capacity * self.row_width)
+
+    def place(self, row: Value) -> Value:
+        """Return where a row of a slot is: itself, or its place in the ring, and the spare row for padding rows."""
+        if not self.ring:
+            return row
+        return (row < self.attended).select(row % self.ring, self.capacity - 1)
 
     def begin(self, layer: Value, part: int, slot: Value, head: Value) -> Value:
         """Return the element of the cache where a slot's keys (part 0) or values (1) of a KV head begin."""
@@ -169,8 +177,8 @@ class Attention:
 
     @property
     def kv_blocks(self) -> int:
-        """KV blocks that a slot may have."""
-        return -(-self.shape.capacity // KV_BLOCK)
+        """KV blocks that a slot may have, or a ring."""
+        return -(-(self.shape.ring or self.shape.capacity) // KV_BLOCK)
 
     @property
     def partials_shape(self) -> tuple[int, int, int]:

@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from tests.workers.iree.kernels.running import ARITHMETICS, NUMPY, TOLERANCE, Run, floats, random, rounded
 from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
-from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, MAX_QUERY_BLOCKS, Attention, AttentionShape
+from workers.iree.kernels.attention.shape import (
+    CAPACITY_MULTIPLE,
+    KV_BLOCK,
+    MAX_QUERY_BLOCKS,
+    Attention,
+    AttentionShape,
+)
 from workers.iree.kernels.attention.unpacked_block import MAX_HEAD_DIM, UnpackedBlock
 from workers.iree.kernels.ir.arithmetic import Arithmetic, FloatFma
 from workers.iree.kernels.ir.mlir_types import LANES
@@ -30,11 +36,13 @@ class Attended:
         depth: int = 32,
         queries: int = 4,
         values: int = 0,
+        ring: int = 0,
     ) -> None:
         self.run, self.arithmetic, self.eps, self.bits = run, arithmetic, eps, bits
         self.lengths = {1: 300, 2: 3}
         self.depth, self.values, self.queries, self.heads = depth, values or depth, queries, 2
-        self.capacity = 6 * CAPACITY_MULTIPLE
+        self.ring, self.attended = ring, 5 * CAPACITY_MULTIPLE
+        self.capacity = (ring or self.attended) + CAPACITY_MULTIPLE
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
         kind = np.int8 if bits else NUMPY[arithmetic.element]
         self.cache = np.zeros(self.shape_of(1, 1).cache, kind)
@@ -43,7 +51,7 @@ class Attended:
     def shape_of(self, batch: int, tokens: int) -> AttentionShape:
         return AttentionShape(
             layers=2, slots=3, query_heads=self.queries, kv_heads=self.heads, head_dim=self.depth,
-            capacity=self.capacity, attended=self.capacity - CAPACITY_MULTIPLE, batch=batch, tokens=tokens, scale=0.5,
+            capacity=self.capacity, attended=self.attended, batch=batch, tokens=tokens, scale=0.5, ring=self.ring,
             rope_dims=self.depth, bits=self.bits, value_width=self.values,
         )  # fmt: skip
 
@@ -185,6 +193,25 @@ def test_levels_of_wide_heads_fit_into_the_stack(run: Run, arithmetic: Arithmeti
     assert UnpackedBlock.pays(kind) == (depth == MAX_HEAD_DIM)
     out = held.attend(held.place([1], rows), [1], rows)
     np.testing.assert_allclose(out[7], held.expected(1, 7), atol=TOLERANCE[arithmetic.element] * 4)
+
+
+RINGS = {"f32": (0, 0), "bf16-int4": (2, 4)}
+
+
+@pytest.mark.parametrize(("arithmetic", "bits"), list(RINGS.values()), ids=list(RINGS))
+def test_a_ring_gives_the_bits_of_all_rows(run: Run, arithmetic: int, bits: int) -> None:
+    """Within a window, for a chunk that begins before the place where the ring does and ends behind it."""
+    kind: Any = ARITHMETICS[arithmetic].values[0]
+    chunks = [np.arange(start, end, dtype=np.int32)[None] for start, end in ((0, 100), (100, 200), (200, 300))]
+    last, slots = np.array([[299], [319 + CAPACITY_MULTIPLE], [298], [299]], np.int32), [1] * 4
+    results = []
+    for ring in (0, KV_BLOCK * 2):
+        held = Attended(run, kind, eps=None, bits=bits, ring=ring)
+        out = [held.attend(held.place([1], rows), [1], rows, window=70) for rows in chunks]
+        single = held.attend(held.place(slots, last), slots, last, window=70, threads=3)
+        results.append(np.concatenate([*out, single[[0, 2, 3]]]))
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[1][-1], results[1][299])
 
 
 UNEQUAL = {"narrow-f32": (0, 64, 32, 0), "narrow-int4": (2, 64, 32, 4), "wide-int8": (2, 48, 80, 8)}
