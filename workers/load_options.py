@@ -34,7 +34,7 @@ class LoadOptions:
     quantize: Quantize = "none"
     kv_dtype: KvDtype = "auto"
     window_cache: WindowCache = "full"
-    """What layers with an attention window keep of a slot: all rows, or a ring of the last ones."""
+    """The rows of a slot that layers with an attention window keep: all, or a ring of the last ones."""
     cpu: CpuTarget = "host"
     """Instructions that the graphs of a CPU use."""
     slots: int

@@ -19,7 +19,7 @@ MIN_TOP = 1e-30
 
 
 WindowCache = Literal["full", "ring"]
-"""What layers with an attention window keep of a sequence: all rows, or a ring of the last ones."""
+"""The rows of a sequence that layers with an attention window keep: all, or a ring of the last ones."""
 
 
 def level_bits(kv_dtype: KvDtype) -> int:

@@ -65,7 +65,7 @@ class RunnerCapabilities:
     if none can. A decode step has at most so many rows of one slot, or one row if this is 0."""
     window_rows: int = 0
     """Last rows of a slot that layers with an attention window keep; 0 is all rows. Of earlier rows they have nothing,
-    so that a slot is continued behind its last rows or not at all (`workers.engine.lost_rows`)."""
+    so that a slot is continued behind its last rows or not at all (`workers.engine.states.lost_rows`)."""
     window_reach: int = 0
     """Rows before a row that such layers read."""
     window_bytes: int = 0

@@ -17,7 +17,6 @@ from protocol.scheduling import SchedulerPolicy, rank
 from workers.engine.chunking import chunk_lengths
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
-from workers.engine.lost_rows import LostRows
 from workers.engine.prefix_match import CachedRows, PrefixPolicy
 from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
 from workers.engine.runner import RunnerCapabilities
@@ -27,6 +26,7 @@ from workers.engine.scheduling.slot_queue import SlotQueue
 from workers.engine.sequence import EngineSequence, PrefixCopy, ScheduledChunk, finish_without_slot
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
 from workers.engine.sparse.kept_rows import KeptRows, Ranges
+from workers.engine.states.lost_rows import LostRows
 from workers.engine.states.prefix_states import PrefixStates
 
 

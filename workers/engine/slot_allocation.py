@@ -7,9 +7,9 @@ a prefix (`workers.engine.prefix_match`) takes such a slot over, or copies rows 
 from collections.abc import Iterable, Iterator, Sequence
 
 from workers.engine.kv_slots import SlotTable
-from workers.engine.lost_rows import LostRows
 from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
 from workers.engine.sequence import EngineSequence, PrefixCopy
+from workers.engine.states.lost_rows import LostRows
 from workers.engine.states.prefix_states import PrefixStates
 
 RESERVED_ROWS = 512

@@ -13,7 +13,6 @@ from protocol.request import Sampling
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
 from workers.engine.embeddings.prompt_embeddings import has_rows
-from workers.engine.lost_rows import LostRows
 from workers.engine.runner import (
     LOOKED_ROWS,
     AttentionReader,
@@ -32,6 +31,7 @@ from workers.engine.runner import (
     chunks_of,
 )
 from workers.engine.slot_states import SlotStates
+from workers.engine.states.lost_rows import LostRows
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread

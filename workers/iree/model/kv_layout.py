@@ -139,6 +139,11 @@ class CacheLayout:
         return self.groups[0].spare_row
 
     @property
+    def capacity(self) -> int:
+        """Rows of a slot in the arrays that keep all rows."""
+        return self.spare_row + 1
+
+    @property
     def heads(self) -> int:
         """The fewest KV heads of a layer."""
         return min(group.heads for group in self.groups)

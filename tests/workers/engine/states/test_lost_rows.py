@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.engine.lost_rows import LostRows
+from workers.engine.states.lost_rows import LostRows
 
 
 @pytest.mark.parametrize(("length", "usable"), [(100, True), (58, False), (59, True), (0, False)])
