@@ -62,7 +62,7 @@ def reference(path: Path, tokens: tuple[int, ...]) -> NDArray[np.float64]:
     kept: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
 
     def norm(x: NDArray[Any], name: str) -> NDArray[Any]:
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_eps) * w[f"{name}.weight"]
+        return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + config.rms_eps) * w[f"{name}.weight"])
 
     def rotate(x: NDArray[Any]) -> NDArray[Any]:
         """The first 16 lanes of [rows, heads, lanes]: the rotary embedding has as many in all layers."""
