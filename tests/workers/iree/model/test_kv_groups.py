@@ -24,7 +24,7 @@ from workers.iree.runner import IreeRunner
 from workers.sampling.sample_spec import SampleSpec
 
 SHAPES = (KvShape(2, 16, 16), KvShape(1, 32, 48))
-PLAN = (LayerConfig(window=20), LayerConfig(kv_shape=1), LayerConfig(), LayerConfig(kv_shape=1, kv_source=1))
+PLAN = (LayerConfig(), LayerConfig(kv_shape=1), LayerConfig(), LayerConfig(kv_shape=1, kv_source=1))
 PROMPT = tuple(int(token) for token in np.random.default_rng(5).integers(3, 500, 40))
 SPEC = SampleSpec(Sampling(), 0)
 
