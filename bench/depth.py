@@ -1,10 +1,12 @@
 """One sequence in a long context: the cost of prompts, decode steps and chunks at each depth, and their memory.
 
-    python bench/depth.py [--model 110m-yarn] [--context 32768] [--quantize int8] [--chunks 32 128 512]
+    python bench/depth.py [--model 110m-yarn] [--context 32768] [--quantize int8] [--window-cache ring]
+        [--chunks 32 128 512]
 
 A prompt grows to 256, 512, ... positions and up to the context, and 16 tokens are decoded at each depth; what was
 computed before is taken from the prefix cache. Shown are prompt tokens a second since the depth before, a decode step,
-the bytes that it reads (weights, and KV of every position) and how fast it does, and resident memory. The limit is what
+the bytes that it reads (weights, and KV of every position) and how fast it does, and resident memory. At the end are
+the bytes of the KV cache of one sequence of the whole context. The limit is what
 memory gives when it is only read, measured before and after. Then the cost of a prompt token in chunks of each size.
 """
 
@@ -13,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -84,6 +87,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--context", type=at_least(1), default=32768, help="tokens of the one sequence")
     add_quantize(parser)
     parser.add_argument(
+        "--window-cache", choices=["full", "ring"], default="full", help="what layers with a window keep"
+    )
+    parser.add_argument(
         "--chunks", nargs="*", type=at_least(1), default=[32, 128, 512], help="tokens of a chunk of prompt"
     )
     parser.add_argument(
@@ -101,13 +107,17 @@ def main() -> None:
     limits = [read_bandwidth(usable_cores(), size=block)]
     path = make_model(args.cache_dir, args.model)
     try:
-        engine = Engine.load(Setup(path, args.cache_dir / "graphs", SLOTS, args.context, quantize=args.quantize))
+        setup = Setup(path, args.cache_dir / "graphs", SLOTS, args.context, quantize=args.quantize)
+        engine = Engine.load(replace(setup, window_cache=args.window_cache))
     except RefusedError as error:
         sys.exit(f"refused: {error}")
     print(f"{args.model} {args.quantize or 'bf16'}, one sequence, context {args.context}")
     print(f"{'depth':>8}{'prompt/s':>12}{'step ms':>12}{'weights MB':>12}{'KV MB':>12}{'GB/s':>12}{'resident MB':>12}")
     for line in dive(engine, ModelConfig.from_dir(path), args.context):
         print(line, flush=True)
+    held = engine.runner.capabilities
+    kv = args.context * held.row_bytes + held.window_bytes
+    print(f"{kv / 1e6:.1f} MB of KV cache for {args.context} tokens, {held.row_bytes / 1e3:.1f} kB for each")
     limits.append(read_bandwidth(usable_cores(), size=block))
     print(f"memory gives {' and '.join(f'{limit / 1e9:.1f}' for limit in limits)} GB/s")
     engine.runner.reset(0)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
+from workers.precision import CpuTarget, Dtype, KvDtype, Quantize, WindowCache
 
 Progress = Callable[[str, int, int], None]
 """Receives phase, done and total while a model loads."""
@@ -33,6 +33,8 @@ class LoadOptions:
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
     kv_dtype: KvDtype = "auto"
+    window_cache: WindowCache = "full"
+    """The rows of a slot that layers with an attention window keep: all, or a ring of the last ones."""
     cpu: CpuTarget = "host"
     """Instructions that the graphs of a CPU use."""
     slots: int

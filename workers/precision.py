@@ -18,6 +18,10 @@ MIN_TOP = 1e-30
 """The minimum that a row's largest magnitude counts as: a row of zeros has a scale, too."""
 
 
+WindowCache = Literal["full", "ring"]
+"""The rows of a sequence that layers with an attention window keep: all, or a ring of the last ones."""
+
+
 def level_bits(kv_dtype: KvDtype) -> int:
     """Return the bits of a level of the KV cache; 0 where it is not quantized."""
     return {"auto": 0, "int8": 8, "int4": 4}[kv_dtype]

@@ -38,6 +38,7 @@ class Setup:
     device: str = ""
     cpu: str = "host"
     backend: str = "iree"
+    window_cache: str = "full"
 
     def spec(self) -> WorkerSpec:
         """Raises `RefusedError` for a value that this version of Baton does not know."""
@@ -45,6 +46,7 @@ class Setup:
         fields |= {"backend": self.backend, "max_batch_size": self.slots, "context": self.context, "dtype": self.dtype}
         fields |= {"device": self.device, "cache_dir": str(self.cache), "cpu": self.cpu}
         fields |= {"quantize": self.quantize} if self.quantize else {}
+        fields |= {"window_cache": self.window_cache} if self.window_cache != "full" else {}
         try:
             return msgspec.convert(fields, WorkerSpec)
         except msgspec.ValidationError as error:

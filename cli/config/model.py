@@ -77,6 +77,7 @@ def worker_spec(
         dtype=settings.dtype,
         quantize=settings.quantize,
         kv_dtype=settings.kv_dtype,
+        window_cache=settings.window_cache,
         cpu=settings.cpu,
         max_batch_size=settings.max_batch_size,
         context=settings.context,

@@ -8,7 +8,7 @@ from cli.config.panels.backend_name import ALLOWED as ALLOWED_BACKENDS
 from cli.config.panels.backend_name import BackendName
 from gateway.models.terms import LoadTime
 from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_SLOTS, MAX_TOKENS
-from workers.precision import KvDtype, Quantize
+from workers.precision import KvDtype, Quantize, WindowCache
 
 MAX_MODELS = 64
 MAX_ALIASES = 16
@@ -19,6 +19,7 @@ OWN = (
     "dtype",
     "quantize",
     "kv_dtype",
+    "window_cache",
     "context",
     "max_batch_size",
     "kv_bytes",
@@ -86,6 +87,7 @@ class ModelSettings(BaseModel):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = _field("Number type of weights and KV cache.")
     quantize: Quantize | None = _field("Quantize the weight matrices while loading.")
     kv_dtype: KvDtype | None = _field("Type of the KV cache.")
+    window_cache: WindowCache | None = _field("What layers with an attention window keep of a sequence.")
     context: Annotated[int | None, Number] = _field("Maximum tokens of prompt and answer.", ge=0, le=MAX_TOKENS)
     max_batch_size: Annotated[int | None, Number] = _field(
         "Maximum number of sequences that run at once in one worker.", ge=1, le=MAX_SLOTS

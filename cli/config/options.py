@@ -24,7 +24,7 @@ from cli.config.sources import InvalidSettings, load, unknown_variables
 _log = structlog.get_logger("cli.config.options")
 
 IN_PROCESS = (
-    *("model", "backend", "device", "dtype", "quantize", "kv_dtype", "cpu", "context", "threads"),
+    *("model", "backend", "device", "dtype", "quantize", "kv_dtype", "window_cache", "cpu", "context", "threads"),
     *("threads_bind", "mmap", "cache_dir"),
     *("tool_parser", "reasoning_parser"),
 )

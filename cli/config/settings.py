@@ -21,7 +21,7 @@ from gateway.settings import MetricsNames
 from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS, MIN_KEEP
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.plugins import OWN_BACKENDS
-from workers.precision import CpuTarget, KvDtype, Quantize
+from workers.precision import CpuTarget, KvDtype, Quantize, WindowCache
 
 ENV_PREFIX = "BATON_"
 
@@ -61,6 +61,12 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         "auto",
         MODEL,
         "Type of the KV cache: that of the model (auto), or int8 or int4, which hold two or three times the tokens.",
+    )
+    window_cache: WindowCache = setting(
+        "full",
+        MODEL,
+        "What layers with an attention window keep of a sequence: all rows (full), or the last ones (ring), for longer "
+        "contexts in the same memory.",
     )
     cpu: CpuTarget = setting(
         "host",

@@ -46,6 +46,7 @@ OUTPUT: dict[str, list[str]] = {
     ],
     "bench/depth.py": [
         *(rf"^ +{depth} +{P}( +{N}){{3}} +{P} +{P}$" for depth in (256, 512, 992)),
+        rf"^{P} MB of KV cache for 1024 tokens, {P} kB for each$",
         rf"^memory gives {P} and {P} GB/s$",
         *(rf"^ +{depth} +32 +{P}$" for depth in (0, 64)),
     ],

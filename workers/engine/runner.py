@@ -63,6 +63,13 @@ class RunnerCapabilities:
     rollback_rows: int = 0
     """Rows of the last decode step of a slot that can be taken back from its recurrent state without `write_state`; 0
     if none can. A decode step has at most so many rows of one slot, or one row if this is 0."""
+    window_rows: int = 0
+    """Last rows of a slot that layers with an attention window keep; 0 is all rows. Of earlier rows they have nothing,
+    so that a slot is continued behind its last rows or not at all (`workers.engine.states.lost_rows`)."""
+    window_reach: int = 0
+    """Rows before a row that such layers read."""
+    window_bytes: int = 0
+    """Bytes that such layers take for each slot; `row_bytes` is of the others."""
 
 
 class Chunk(Struct, frozen=True, gc=False):

@@ -26,6 +26,7 @@ from workers.engine.scheduling.slot_queue import SlotQueue
 from workers.engine.sequence import EngineSequence, PrefixCopy, ScheduledChunk, finish_without_slot
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
 from workers.engine.sparse.kept_rows import KeptRows, Ranges
+from workers.engine.states.lost_rows import LostRows
 from workers.engine.states.prefix_states import PrefixStates
 
 
@@ -81,6 +82,7 @@ class Scheduler:
             exact=capabilities.exact_rows,
             reserved_rows=reserved_rows,
             states=states,
+            lost=LostRows(capabilities.slots, capabilities.window_rows, capabilities.window_reach),
         )
         self._calls = PrefillCalls(capabilities, self._allocator, states)
         # One container per phase, so that a cancel is cheap in any phase.

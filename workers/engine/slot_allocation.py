@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from workers.engine.kv_slots import SlotTable
 from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
 from workers.engine.sequence import EngineSequence, PrefixCopy
+from workers.engine.states.lost_rows import LostRows
 from workers.engine.states.prefix_states import PrefixStates
 
 RESERVED_ROWS = 512
@@ -28,13 +29,16 @@ class SlotAllocator:
         exact: bool,
         reserved_rows: int,
         states: PrefixStates | None = None,
+        lost: LostRows | None = None,
     ) -> None:
-        """`reserved_rows` as `RESERVED_ROWS`; `states` of a model with recurrent state."""
+        """`reserved_rows` as `RESERVED_ROWS`; `states` of a model with recurrent state; `lost` tracks rows that windows
+        have lost."""
         self._slots = slots
         self._reserved_rows = reserved_rows
         self._prefixes = prefixes
         self._exact = exact
         self._states = states
+        self._lost = lost or LostRows(0, 0, 0)
 
     def need(self, sequence: EngineSequence) -> int:
         """Return the rows that a sequence reserves when it gets a slot."""
@@ -89,13 +93,13 @@ class SlotAllocator:
 
         Its own slot is preferred, because those rows need no copy, to a retained slot or to one of `others`.
         """
-        own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.inherited, 1)
+        own = 0 if sequence.inherited is None else self._reusable(sequence, sequence.slot, sequence.inherited, 1)
         best = (sequence.slot, own)
         for slot, cached in self._sources(sequence, others):
             wanted = best[1] + self._prefixes.min_tokens
             if wanted >= sequence.prefill_length:  # one token at least is computed
                 break
-            length = self._reusable(sequence, cached, wanted)
+            length = self._reusable(sequence, slot, cached, wanted)
             if length >= wanted:
                 best = (slot, length)
         return best
@@ -103,8 +107,8 @@ class SlotAllocator:
     def cached_rows(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> int:
         """Return the most rows that a waiting sequence could take from a retained slot or one of `others` now."""
         most = 0
-        for _, cached in self._sources(sequence, others):
-            most = max(most, self._reusable(sequence, cached, most + 1))
+        for slot, cached in self._sources(sequence, others):
+            most = max(most, self._reusable(sequence, slot, cached, most + 1))
             if most >= sequence.prefill_length - 1:
                 break
         return most
@@ -119,12 +123,16 @@ class SlotAllocator:
         if self._states is not None:
             return self._states.gains_by_waiting(sequence, start, other, other_start, self._prefixes.min_tokens)
         most = min(sequence.prefill_length - 1, other.prefill_length)
-        return common_prefix(sequence.tokens, other.tokens, most) >= start + self._prefixes.min_tokens
+        shared = common_prefix(sequence.tokens, other.tokens, most)
+        if not self._lost.keeps(other.prefill_length, shared):
+            return False
+        return shared >= start + self._prefixes.min_tokens
 
     def begin(self, sequence: EngineSequence, source: int, length: int) -> PrefixCopy | None:
         """Record the rows that a sequence starts with. Returns the copy that the runner must make first, if any."""
         inherited = sequence.inherited
         held = inherited.rows if inherited is not None and source == sequence.slot else self._slots.rows(source)
+        self._lost.began(sequence.slot, source, held, length)
         sequence.reused, sequence.inherited = length, None
         sequence.source = self._slots.retained_rows(source) if length else None
         if not sequence.restarted:
@@ -218,12 +226,12 @@ class SlotAllocator:
         and then the least recently used one."""
         best: tuple[int, int, CachedRows | None] = (-1, 0, None)
         for slot, cached in self._slots.retained():
-            length = self._reusable(sequence, cached, max(best[1], 1))
+            length = self._reusable(sequence, slot, cached, max(best[1], 1))
             if length and (length, -cached.rows) > (best[1], -best[2].rows if best[2] else 0):
                 best = (slot, length, cached)
         return best
 
-    def _reusable(self, sequence: EngineSequence, source: CachedRows, least: int) -> int:
+    def _reusable(self, sequence: EngineSequence, slot: int, source: CachedRows, least: int) -> int:
         """Return how many rows a sequence could take. 0 if it is fewer than `least` or than are worth it: mostly one
         look tells, which matters where a prompt is compared with the rows of thousands of sequences."""
         last = max(least, self._prefixes.min_tokens) - 1
@@ -234,6 +242,8 @@ class SlotAllocator:
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.
         length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
+        if not self._lost.usable(slot, source.rows, length):
+            return 0
         if self._states is not None and length > last:
             length = self._states.usable(sequence, source, length)
         return length if length > last else 0

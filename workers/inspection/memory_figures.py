@@ -12,7 +12,7 @@ from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.weight_size import weight_bytes
 from workers.precision import KvDtype, Quantize
 from workers.process.spec import WorkerSpec
-from workers.process.startup.context_choice import kind_of, row_bytes
+from workers.process.startup.context_choice import kind_of, sequence_bytes
 
 TOKENS = 1000
 """Tokens of the smallest KV cache that is shown."""
@@ -40,8 +40,10 @@ class MemoryFigures:
             weights = {each: _weights(spec, config, each) for each in get_args(Quantize)}
             dtypes = get_args(KvDtype)
         counts = sorted({TOKENS, config.choose_context(0), config.max_positions})
-        rows = {each: row_bytes(replace(spec, kv_dtype=each), backend, config) for each in dtypes}
-        kv: dict[str, dict[int, int]] = {each: {count: count * one for count in counts} for each, one in rows.items()}
+        kv: dict[str, dict[int, int]] = {
+            each: {count: sequence_bytes(replace(spec, kv_dtype=each), backend, config, count) for count in counts}
+            for each in dtypes
+        }
         return cls(backend, weights, kv, config.state_bytes if isinstance(config, ModelConfig) else 0)
 
 

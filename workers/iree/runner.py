@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from workers.engine.runner import (
     chunks_of,
 )
 from workers.engine.slot_states import SlotStates
+from workers.engine.states.lost_rows import LostRows
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
@@ -45,10 +45,11 @@ from workers.iree.device.buffers import Input
 from workers.iree.device.device import Device, Results
 from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
 from workers.iree.graph_registry import GraphRegistry
-from workers.iree.kv_memory import host_kv, needed, row_bytes
+from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.model.window_ring import TILE_ROWS, kept_rows
 from workers.iree.mtp import IreeMtpHead
 from workers.iree.rows_format import rows_format
 from workers.iree.sampler import Sampler
@@ -73,7 +74,7 @@ class IreeRunner:
         self._device = device
         self._archive = archive
         self.graphs = GraphRegistry(builder, lambda file: device.load(file, archive.index, SCOPE))
-        self._kv = device.zeros(plan.cache.shape, plan.cache.dtype(plan.ops.dtype))
+        self._kv = [device.zeros(group.shape, group.dtype(plan.ops.dtype)) for group in plan.cache.groups]
         self._host_kv = host_kv(plan, self._kv)
         self._states = SlotStateBuffer(device, plan) if plan.config.state_values else None
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
@@ -89,14 +90,15 @@ class IreeRunner:
         self._attention = None
         layers = full_layers(plan.config.plan)
         if plan.queries and self._host_kv is not None and layers:
-            keys = partial(self._host_kv.keys, dtype=plan.ops.dtype)
-            self._attention = AttentionReader(layers, self._queries, keys)
+            self._attention = AttentionReader(layers, self._queries, self._keys)
         self._mtp = None
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
             self._mtp = IreeMtpHead(
-                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv.view, self._written
+                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv_views, self._written
             )
+        ring = plan.cache.ring
+        movable = self._host_kv is not None and not ring
         self.capabilities = RunnerCapabilities(
             backend="iree",
             device=device.uri,
@@ -113,11 +115,15 @@ class IreeRunner:
             row_bytes=row_bytes(plan),
             weight_bytes=archive.nbytes,
             kv_rows=kv_rows,
-            rows_format=rows_format(digest, builder.recipe, plan) if self._host_kv is not None else "",
+            rows_format=rows_format(digest, builder.recipe, plan) if movable else "",
             embedding_width=plan.embedding_width,
             state_bytes=0 if self._states is None else self._states.state_bytes,
             rollback_rows=plan.state_versions - 1,
+            window_rows=kept_rows(ring, plan.cache.slots) if ring else 0,
+            window_reach=plan.config.widest_window - 1 if ring else 0,
+            window_bytes=ring_bytes(plan),
         )
+        self._lost = LostRows(plan.cache.slots, ring and ring - TILE_ROWS, self.capabilities.window_reach)
         self._known = SlotStates(self.capabilities)
 
     @classmethod
@@ -219,6 +225,7 @@ class IreeRunner:
         check_chunks(self.capabilities, self._written.__getitem__, chunks)
         self._known.check_call(self._written, chunks, decode=False)
         self._take_back(chunks)
+        self._note_lost(chunks)
 
     def _take_back(self, chunks: Sequence[Chunk]) -> None:
         """Take the rows back from recurrent states that chunks begin before."""
@@ -226,6 +233,17 @@ class IreeRunner:
             if (back := self._written[chunk.slot] - chunk.start) > 0:
                 self.copy_prefix(chunk.slot, chunk.slot, chunk.start)
                 assert self._known.known(chunk.slot), f"checked: {back} rows can be taken back"
+
+    def _note_lost(self, chunks: Sequence[Chunk]) -> None:
+        """Raise `ValueError` for chunks that would read rows that windows have lost, and note what is lost by them."""
+        if not self._cache.ring:
+            return
+        for chunk in chunks:
+            self._check_kept(chunk.slot, chunk.start)
+        for chunk in chunks:
+            if chunk.start == 0 and self._written[chunk.slot]:
+                self.copy_prefix(chunk.slot, chunk.slot, 0)
+            self._lost.wrote(chunk.slot, max(self._written[chunk.slot], chunk.start + len(chunk.tokens)))
 
     def _prefilled(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
@@ -289,6 +307,8 @@ class IreeRunner:
             self._take_back(chunks)
             for chunk in chunks:
                 self._known.decoded(chunk.slot, len(chunk.tokens))
+        if self._cache.ring:
+            self._note_lost(chunks_of(rows))
         return self._decode(rows, prompt=False)
 
     def _decode(self, rows: Sequence[DecodeRow], *, prompt: bool) -> list[int | None]:
@@ -450,22 +470,34 @@ class IreeRunner:
         queries: NDArray[np.float32] = self._device.download(result[0])
         return queries[:, : len(run.tokens)]
 
+    def _check_kept(self, slot: int, length: int) -> None:
+        """Raise `ValueError` if a slot cannot be continued behind its first `length` rows."""
+        if length and not self._lost.usable(slot, self._written[slot], length):
+            lost = self._lost.lost(slot, self._written[slot])
+            raise ValueError(f"start: {length} rows of slot {slot}, whose first {lost} are lost to windows")
+
+    def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
+        config = self._plan.config
+        assert self._host_kv is not None, "checked"
+        group = self._host_kv.groups[config.kv_group(layer)]
+        return group.keys(slot, config.kv_index(layer), end, self._plan.ops.dtype)
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
-        held = self._written[target]
+        self._check_kept(source, length)
+        written, held = self._written[source], self._written[target]
         self._written[target] = max(length, held)  # if the copy fails half-way, a reset clears all of it
         if self._states is not None:
-            back = self._known.copied(source, target, length, self._written[source])
+            back = self._known.copied(source, target, length, written)
             if back is None:
                 self._states.clear(target)
             else:
                 self._states.copy(source, target, back)
         if self._host_kv is None:
-            self._call("copy", self._kv.view, source, target, length)
+            self._call("copy", *self._kv_views, source, target, length)
         else:
-            if source != target:
-                self._host_kv.copy(source, target, length)
-            self._host_kv.clear(target, length, held)
+            self._host_kv.copy_prefix(source, target, length, written, held)
+        self._lost.began(target, source, written, length)
         self._written[target] = length
         if self._mtp is not None:
             self._mtp.rows.copy(source, target, length)
@@ -504,12 +536,13 @@ class IreeRunner:
             self._mtp.rows.forget(slot)
         rows, self._written[slot] = self._written[slot], 0
         self._known.reset(slot)
+        self._lost.began(slot, slot, rows, 0)
         if self._states is not None:
             self._states.clear(slot)
         if not rows:
             return
         if self._host_kv is None:
-            self._call("copy", self._kv.view, slot, slot, 0)
+            self._call("copy", *self._kv_views, slot, slot, 0)
         else:
             self._host_kv.forget(slot, rows)
 
@@ -517,7 +550,7 @@ class IreeRunner:
         """Return the bytes of packed weights, KV cache, recurrent states if there are any, and all buffers that the
         device's allocator has allocated."""
         states = {} if self._states is None else {"states": self._states.nbytes}
-        kept = {"weights": self._archive.nbytes, "kv": self._kv.nbytes} | states
+        kept = {"weights": self._archive.nbytes, "kv": sum(each.nbytes for each in self._kv)} | states
         return kept | {"allocated": self._device.allocated}
 
     def settle(self) -> None:
@@ -580,7 +613,12 @@ class IreeRunner:
     @property
     def _kept(self) -> list[rt.HalBufferView]:
         """The buffers that stay on the device, as graphs take them."""
-        return [self._kv.view] if self._states is None else [self._kv.view, self._states.view]
+        return self._kv_views if self._states is None else [*self._kv_views, self._states.view]
+
+    @property
+    def _kv_views(self) -> list[rt.HalBufferView]:
+        """The arrays of the KV cache, as graphs take them."""
+        return [each.view for each in self._kv]
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> Results:
         return self.graphs[name].call(name, *arguments)

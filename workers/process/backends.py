@@ -230,15 +230,17 @@ def slots_of(spec: WorkerSpec, config: "ModelConfig | LoneConfig") -> int:
 def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig") -> LoadOptions:
     """The options of a load as `spec` and the model's config.json set them. Raises `CheckpointError`."""
     # Slow imports, which a script does not need.
-    from workers.process.startup.context_choice import ContextChoice, kv_bytes_of
+    from workers.process.startup.context_choice import ContextChoice, check_window_cache, kv_bytes_of
     from workers.process.startup.tier_reserve import tier_reserve
 
+    check_window_cache(spec, backend)
     context = ContextChoice.of(spec, backend, config).context
     return LoadOptions(
         device=spec.device,
         dtype=spec.dtype,
         quantize=config.choose_quantization(spec.quantize),
         kv_dtype=spec.kv_dtype,
+        window_cache=spec.window_cache,
         cpu=spec.cpu,
         slots=slots_of(spec, config),
         context=context,

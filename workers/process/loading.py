@@ -156,6 +156,7 @@ def memory_bytes(capabilities: RunnerCapabilities, kv_tokens: int) -> int:
     if not capabilities.weight_bytes:
         return 0
     states = capabilities.slots * (1 + capabilities.rollback_rows) * capabilities.state_bytes
+    states += capabilities.slots * capabilities.window_bytes
     return capabilities.weight_bytes + kv_tokens * capabilities.row_bytes + states
 
 
@@ -176,6 +177,8 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
     asked = "prefix_cache_bytes" in spec.sources
     if not PrefixTier.serves(runner.capabilities):
         reason = f"cached rows depend on their chunks on {runner.capabilities.device}"
+        if runner.capabilities.window_rows:
+            reason = "layers with a window keep their last rows alone"
         if runner.capabilities.state_bytes:
             reason = "the model has a recurrent state, which the tier does not keep"
         (log.warning if asked else log.info)("prefix_tier_off", reason=reason)

@@ -12,7 +12,7 @@ from workers.faults.plan import Fault, of_incarnation
 from workers.host.cpu_plan import AUTO as BIND_AUTO
 from workers.load_options import SparseSettings
 from workers.output_formats.formats.choice import AUTO
-from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
+from workers.precision import CpuTarget, Dtype, KvDtype, Quantize, WindowCache
 
 Backend = Name
 """`auto`, `iree`, `mlx`, `scripted`, or the name of a plug-in, see `workers.backend_plugin`."""
@@ -49,6 +49,7 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
     kv_dtype: KvDtype = "auto"
+    window_cache: WindowCache = "full"
     cpu: CpuTarget = "host"
     """Instructions that IREE's graphs use on a CPU."""
     max_batch_size: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 8

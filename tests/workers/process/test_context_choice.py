@@ -12,8 +12,10 @@ from tests.workers.prefix_store.test_directory import ROWS, SIZE, chain
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
+from workers.errors import LoadRefused
 from workers.host import memory
 from workers.iree.build.recipe import Recipe
+from workers.iree.kv_memory import ring_bytes
 from workers.iree.kv_memory import row_bytes as kv_row_bytes
 from workers.prefix_store.directory import MEMORY, StoreDirectory, unused_bytes
 from workers.process.backends import options_of
@@ -221,3 +223,35 @@ def test_the_bytes_of_a_tier_that_are_taken_are_not_left_free_again(tmp_path: Pa
     assert unused_bytes(directory.path, 10 * SIZE) == 9 * SIZE
     assert unused_bytes(directory.path, SIZE - 1) == 0
     directory.close()
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of six layers has no window."""
+    fields = {"sliding_window": 64, "sliding_window_pattern": 6}
+    path = tmp_path_factory.mktemp("windowed")
+    return make_checkpoint(path, "gemma3_text", layers=6, max_positions=MOST, fields=fields)
+
+
+def test_rings_leave_room_for_a_longer_context(windowed: Path) -> None:
+    kv_bytes = 8192 * row_bytes(windowed)
+    assert choose(windowed, kv_bytes=kv_bytes) == (8192, "memory")
+    assert choose(windowed, kv_bytes=kv_bytes, window_cache="ring") == (6 * 8192, "memory")
+
+
+def test_rings_are_counted_as_the_plan_has_them(windowed: Path) -> None:
+    made, config = spec(windowed, context=8192, window_cache="ring"), ModelConfig.from_dir(windowed)
+    recipe = Recipe(str(windowed), "auto", True, 8, 8192, (), "", "", window_cache="ring")
+    wide = replace(made, dtype="float32", max_batch_size=8)
+    plan = recipe.plan()
+    assert context_choice.ring_bytes(wide, "iree", config) == 8 * ring_bytes(plan) > 0
+    assert context_choice.row_bytes(wide, "iree", config) == kv_row_bytes(plan)
+    assert context_choice.sequence_bytes(wide, "iree", config, 8192) == 8192 * kv_row_bytes(plan) + ring_bytes(plan)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "where"), [("mlx", "", "with the backend iree"), ("iree", "cuda", "on a CPU")]
+)
+def test_rings_are_refused_where_no_kernel_reads_them(windowed: Path, backend: str, device: str, where: str) -> None:
+    with pytest.raises(LoadRefused, match=f"window_cache: ring is possible {where} only"):
+        options_of(spec(windowed, device=device, window_cache="ring"), backend, ModelConfig.from_dir(windowed))

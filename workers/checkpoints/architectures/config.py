@@ -15,6 +15,7 @@ from workers.checkpoints.architectures.parts import (
     Experts,
     GatedDelta,
     HeadNorm,
+    KvShape,
     LayerConfig,
     Names,
     NormKind,
@@ -117,6 +118,10 @@ class ModelConfig:
     gate."""
     other_tensors: tuple[str, ...] = ()
     """Prefixes of tensors that checkpoints may have and that logits do not depend on."""
+    kv_shapes: tuple[KvShape, ...] = ()
+    """The shapes of keys and values that layers choose from; empty is one, of `kv_heads` and `head_dim`."""
+    window_ring: bool = False
+    """Layers that attend within a window keep no earlier rows (docs/adr/0130)."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -137,16 +142,66 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> int:
-        """Layers that have keys and values."""
-        return self.kv_index(self.layers) + self.mtp
+        """Layers that have keys and values of their own, that of a head for multi-token prediction included."""
+        return len(self.kv_owners)
+
+    @property
+    def kv_owners(self) -> tuple[int, ...]:
+        """The layers that have keys and values of their own. A head for multi-token prediction is the layer behind the
+        last one."""
+        own = (number for number, each in enumerate(self.plan) if each.kind == "attention" and each.kv_source is None)
+        return (*own, *([self.layers] if self.mtp else []))
+
+    def kv_owner(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer reads: its own, or those of its source."""
+        source = self.plan[layer].kv_source if layer < self.layers else None
+        return layer if source is None else source
+
+    def kv_place(self, layer: int) -> int:
+        """Return the place, among those of all layers, of the keys and values that a layer reads."""
+        return self.kv_owners.index(self.kv_owner(layer))
+
+    def kv_shape(self, layer: int) -> KvShape:
+        """Return the shape of the keys and values that a layer reads. Its queries are as wide as its keys."""
+        if not self.kv_shapes:
+            return KvShape(self.kv_heads, self.head_dim, self.head_dim)
+        return self.kv_shapes[self.plan[layer].kv_shape if layer < self.layers else 0]
+
+    @property
+    def kv_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each array of the KV cache: those with keys and values of one shape, in the order of
+        `kv_shapes`, and of these such that keep all rows, then such that keep a ring."""
+        groups: dict[tuple[int, bool], list[int]] = {}
+        for layer in self.kv_owners:
+            shape = self.plan[layer].kv_shape if layer < self.layers else 0
+            groups.setdefault((shape, self.in_ring(layer)), []).append(layer)
+        return tuple(tuple(groups[key]) for key in sorted(groups))
+
+    def in_ring(self, layer: int) -> bool:
+        """Return whether the rows that a layer reads are a ring: all layers that read them have a window."""
+        if not self.window_ring:
+            return False
+        owner = self.kv_owner(layer)
+        readers = [each for number, each in enumerate(self.plan) if self.kv_owner(number) == owner]
+        return bool(readers) and all(each.window is not None for each in readers)
+
+    @property
+    def widest_window(self) -> int:
+        """The widest attention window of a layer, in rows; 0 if none has one."""
+        return max((each.window or 0 for each in self.plan), default=0)
+
+    def kv_group(self, layer: int) -> int:
+        """Return the number of the array of the KV cache that has the keys and values that a layer reads."""
+        owner = self.kv_owner(layer)
+        return next(number for number, group in enumerate(self.kv_groups) if owner in group)
 
     def kv_index(self, layer: int) -> int:
-        """Return how many of the first `layer` layers have keys and values: the place of a layer in the KV cache."""
-        return sum(each.kind == "attention" for each in self.plan[:layer])
+        """Return the place, in its array of the KV cache, of the keys and values that a layer reads."""
+        return self.kv_groups[self.kv_group(layer)].index(self.kv_owner(layer))
 
     def state_index(self, layer: int) -> int:
         """Return how many of the first `layer` layers have a recurrent state."""
-        return layer - self.kv_index(layer)
+        return sum(each.kind != "attention" for each in self.plan[:layer])
 
     @property
     def state_layers(self) -> int:
@@ -179,6 +234,10 @@ class ModelConfig:
     def without_mtp(self) -> "ModelConfig":
         """Return the model without that head."""
         return replace(self, mtp=False)
+
+    def with_ring(self) -> "ModelConfig":
+        """Return the model with layers that keep the rows of their window alone."""
+        return replace(self, window_ring=True)
 
     def choose_context(self, requested: int) -> int:
         """Choose the rows of one slot's cache: `requested`, or for 0 the model's context, at most `DEFAULT_CONTEXT`.

@@ -1,30 +1,37 @@
 """The layout of the KV cache on a device."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from workers.checkpoints.architectures.parts import KvShape
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.precision import SCALE_BYTES, KvDtype, level_bits
+from workers.precision import SCALE_BYTES, KvDtype, head_row_bytes, level_bits
+
+Array = TypeVar("Array")
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The sizes of a KV cache: the rows of every slot, in every layer."""
+    """The sizes of an array of a KV cache: the rows of every slot, in every layer of one shape of keys and values."""
 
     layers: int
     slots: int
     heads: int
     """KV heads."""
     head_dim: int
+    """Lanes of a key and, unless `value_width` is set, of a value."""
     capacity: int
     """Rows of a slot. The last tile of them is never attended to: padding rows are written there."""
     tile: int
     kv_dtype: KvDtype = "auto"
-
-    @classmethod
-    def of(cls, config: ModelConfig, slots: int, context: int, tile: int, kv_dtype: KvDtype = "auto") -> "KvLayout":
-        """Return the layout of slots for `context` tokens, in whole tiles of rows."""
-        rows = -(-context // tile) * tile
-        return cls(config.kv_layers, slots, config.kv_heads, config.head_dim, rows + tile, tile, kv_dtype)
+    value_width: int = 0
+    """Lanes of a value; 0 is `head_dim`."""
+    suffix: str = ""
+    """Ends the names of kernels; empty where the cache is one array."""
+    ring_of: int = 0
+    """Rows that may be attended to where the array keeps the last of them alone, in a ring of all rows but the last
+    tile; 0 where it keeps all."""
 
     @property
     def bits(self) -> int:
@@ -32,9 +39,20 @@ class KvLayout:
         return level_bits(self.kv_dtype)
 
     @property
-    def lane_elements(self) -> int:
-        """Elements of a row of a head, without its scale."""
-        return self.head_dim // 2 if self.bits == 4 else self.head_dim
+    def widths(self) -> tuple[int, int]:
+        """Lanes of a key and of a value."""
+        return self.head_dim, self.value_width or self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Lanes of a value."""
+        return self.widths[1]
+
+    @property
+    def lane_elements(self) -> tuple[int, int]:
+        """Elements of a key and of a value, without the scale."""
+        keys, values = self.widths
+        return (keys // 2, values // 2) if self.bits == 4 else (keys, values)
 
     def dtype(self, model: str) -> str:
         """Return the type of the cache's elements for a model of this type."""
@@ -42,25 +60,114 @@ class KvLayout:
 
     @property
     def row_width(self) -> int:
-        """Elements of a row of a head."""
-        return self.lane_elements + (SCALE_BYTES if self.bits else 0)
+        """Elements of a row of a head: of the wider of key and value."""
+        return max(self.lane_elements) + self.scale_elements
+
+    @property
+    def scale_elements(self) -> int:
+        """Elements of the scale of a row of a head."""
+        return SCALE_BYTES if self.bits else 0
 
     @property
     def attended(self) -> int:
         """Rows of a slot that may be attended to."""
-        return self.capacity - self.tile
+        return self.ring_of or self.capacity - self.tile
+
+    @property
+    def ring(self) -> int:
+        """Rows of a slot that are kept, the last ones; 0 is all."""
+        return self.capacity - self.tile if self.ring_of else 0
 
     @property
     def spare_row(self) -> int:
-        """The row that padding rows of a step are written to."""
-        return self.capacity - 1
+        """The row that padding rows of a step have; in a ring they are written to its last one."""
+        return self.attended + self.tile - 1
 
     @property
     def row_values(self) -> int:
         """Elements of one row of one slot, all layers together."""
-        return self.layers * 2 * self.heads * self.row_width
+        return self.layers * self.heads * (sum(self.lane_elements) + 2 * self.scale_elements)
+
+    def row_bytes(self, item_bytes: int) -> int:
+        """Return the bytes of one row of one slot, for a model whose numbers have so many."""
+        return self.layers * self.heads * sum(head_row_bytes(width, item_bytes, self.kv_dtype) for width in self.widths)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """A slot's rows and lanes are one dimension, because keys and values order them differently."""
+        """A slot's rows and lanes are one dimension, because keys and values order them differently. Where they are of
+        different widths, the narrower leave the end of it unused."""
         return (self.layers, 2, self.slots, self.heads, self.capacity * self.row_width)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The sizes of a KV cache: an array for each group of layers, see `ModelConfig.kv_groups`. All have as many
+    slots."""
+
+    groups: tuple[KvLayout, ...]
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, slots: int, context: int, tile: int, kv_dtype: KvDtype = "auto", ring: int = 0
+    ) -> "CacheLayout":
+        """Return the layout of slots for `context` tokens, in whole tiles of rows. Where `ModelConfig.window_ring` is
+        set, layers with a window keep the last `ring` rows of a slot."""
+        rows, groups = -(-context // tile) * tile, config.kv_groups
+        made = []
+        for number, layers in enumerate(groups):
+            shape: KvShape = config.kv_shape(layers[0])
+            keys, values = shape.key_width, shape.value_width
+            values = 0 if values == keys else values
+            suffix = f"_{number}" if len(groups) > 1 else ""
+            kept, ring_of = (ring, rows) if config.in_ring(layers[0]) else (rows, 0)
+            sizes = (len(layers), slots, shape.heads, keys, kept + tile, tile, kv_dtype)
+            made.append(KvLayout(*sizes, values, suffix, ring_of))
+        return cls(tuple(made))
+
+    @property
+    def slots(self) -> int:
+        return self.groups[0].slots
+
+    @property
+    def attended(self) -> int:
+        """See `KvLayout.attended`."""
+        return self.groups[0].attended
+
+    @property
+    def spare_row(self) -> int:
+        """See `KvLayout.spare_row`."""
+        return self.groups[0].spare_row
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a slot in the arrays that keep all rows."""
+        return self.spare_row + 1
+
+    @property
+    def heads(self) -> int:
+        """The fewest KV heads of a layer."""
+        return min(group.heads for group in self.groups)
+
+    @property
+    def kv_dtype(self) -> KvDtype:
+        return self.groups[0].kv_dtype
+
+    @property
+    def ring(self) -> int:
+        """Rows of a slot that layers with a window keep; 0 is all."""
+        return max(group.ring for group in self.groups)
+
+    def row_bytes(self, item_bytes: int) -> int:
+        """Return the bytes of one row of one slot in the layers that keep all rows, for a model whose numbers have so
+        many."""
+        return sum(group.row_bytes(item_bytes) for group in self.groups if not group.ring)
+
+    def ring_bytes(self, item_bytes: int) -> int:
+        """Return the bytes of the rings of one slot."""
+        return sum(group.capacity * group.row_bytes(item_bytes) for group in self.groups if group.ring)
+
+
+def replaced(arrays: Sequence[Array], number: int, array: Array) -> tuple[Array, ...]:
+    """Return the arrays with one of them replaced."""
+    made: Iterable[Array] = (array if at == number else each for at, each in enumerate(arrays))
+    return tuple(made)

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from msgspec.structs import replace
+
 from protocol.bounds import MAX_COUNT
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.lone_config import LoneConfig
-from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
+from workers.checkpoints.weight_size import ITEM_BYTES, kv_row_bytes, weight_bytes
+from workers.errors import LoadRefused
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.state_versions import state_versions
 from workers.iree.model.width_padding import WidthPadding
-from workers.precision import head_row_bytes
+from workers.iree.model.window_ring import TILE_ROWS, ring_rows
 from workers.process.spec import WorkerSpec
 from workers.process.startup.tier_reserve import tier_reserve
 
@@ -62,6 +65,12 @@ class ContextChoice:
         if isinstance(config, LoneConfig) and not config.row_bytes:
             return cls(least, most, "memory")
         rows = _rows(spec, backend, config)
+        if (
+            isinstance(config, ModelConfig)
+            and has_rings(spec, backend, config)
+            and not _ring_rows(replace(spec, chosen_context=max(least, _rounded(rows))), config)
+        ):
+            rows = _rows(replace(spec, window_cache="full"), backend, config)
         if rows >= most:
             return cls(most, most, "")
         return cls(max(least, _rounded(rows)), most, "memory")
@@ -72,9 +81,45 @@ def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) 
     if isinstance(config, LoneConfig):
         return max(1, config.row_bytes)
     padding = WidthPadding.of(config) if backend == "iree" else None
-    lanes = config.head_dim if padding is None else padding.head.padded
-    head = head_row_bytes(lanes, ITEM_BYTES[kind_of(spec, config)], spec.kv_dtype)
-    return 2 * config.kv_layers * config.kv_heads * head
+    config = config if padding is None else padding.config(config)
+    if has_rings(spec, backend, config):
+        config = config.with_ring()
+    return kv_row_bytes(config, ITEM_BYTES[kind_of(spec, config)], spec.kv_dtype)
+
+
+def has_rings(spec: WorkerSpec, backend: str, config: ModelConfig) -> bool:
+    """Return whether layers with a window keep a ring of rows, in a context that is long enough."""
+    if spec.window_cache == "full" or backend != "iree" or allocates_cache(spec, backend):
+        return False
+    return _ring_rows(spec, config) > 0
+
+
+def ring_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
+    """Return the bytes of the rings of all slots."""
+    if isinstance(config, LoneConfig) or not has_rings(spec, backend, config):
+        return 0
+    full = row_bytes(replace(spec, window_cache="full"), backend, config)
+    rows = _ring_rows(spec, config) + TILE_ROWS
+    return spec.max_batch_size * rows * (full - row_bytes(spec, backend, config))
+
+
+def sequence_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig, tokens: int) -> int:
+    """Return the bytes of the KV cache of one sequence of so many tokens, in a context of that length."""
+    spec = replace(spec, context=tokens)
+    rings = ring_bytes(spec, backend, config) // spec.max_batch_size
+    return tokens * row_bytes(spec, backend, config) + rings
+
+
+def check_window_cache(spec: WorkerSpec, backend: str) -> None:
+    """Refuse rings where no kernel reads them. Raises `LoadRefused`."""
+    if spec.window_cache == "ring" and (backend != "iree" or allocates_cache(spec, backend)):
+        where = "with the backend iree" if backend != "iree" else "on a CPU"
+        raise LoadRefused(f"window_cache: ring is possible {where} only: leave it out")
+
+
+def _ring_rows(spec: WorkerSpec, config: ModelConfig) -> int:
+    context = spec.context or spec.chosen_context or config.max_positions
+    return ring_rows(config, spec.max_batch_size, context)
 
 
 def state_bytes(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> int:
@@ -108,6 +153,7 @@ def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig
     those of the model itself. For a worker, whose parent is the server."""
     if not spec.draft_model and (spec.kv_bytes or not spec.kv_most):
         return spec.kv_bytes
+    spec = replace(spec, chosen_context=context)
     one, most = row_bytes(spec, backend, config), spec.kv_bytes
     if not most:
         most = min(spec.kv_most or MAX_COUNT, _free_for_kv(spec, config, os.getppid()))
@@ -129,7 +175,7 @@ def _free_for_kv(spec: WorkerSpec, config: ModelConfig | LoneConfig, server: int
         weights = config.weight_bytes(path, spec.dtype)
     else:
         weights = weight_bytes(open_weights(path, spec.quantize), kind_of(spec, config), spec.quantize, mtp=config.mtp)
-    weights += state_bytes(spec, config)
+    weights += state_bytes(spec, config) + ring_bytes(spec, "iree", config)
     if spec.draft_model:
         draft = Path(spec.draft_model)
         kind = kind_of(spec, ModelConfig.from_dir(draft))

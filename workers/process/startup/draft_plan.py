@@ -14,7 +14,14 @@ from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.process.backends import may_verify_drafts
 from workers.process.spec import WorkerSpec
-from workers.process.startup.context_choice import both_row_bytes, kind_of, kv_bytes_of, row_bytes, state_bytes
+from workers.process.startup.context_choice import (
+    both_row_bytes,
+    kind_of,
+    kv_bytes_of,
+    ring_bytes,
+    row_bytes,
+    state_bytes,
+)
 
 
 class DraftRefused(LoadRefused):
@@ -77,7 +84,7 @@ class DraftPlan:
             weight_bytes(open_weights(Path(path), spec.quantize), kind_of(spec, each), spec.quantize)
             for path, each in ((spec.model_path, config), (spec.draft_model, small))
         )
-        states = sum(state_bytes(spec, each) for each in (config, small))
+        states = sum(state_bytes(spec, each) for each in (config, small)) + ring_bytes(spec, backend, config)
         return cls(
             replace(own, context=most, kv_bytes=rows * row_bytes(own, backend, small)),
             Needed(weights, rows * both_row_bytes(spec, backend, config), spec.max_batch_size, context, states),
@@ -99,6 +106,7 @@ def draft_spec(spec: WorkerSpec) -> WorkerSpec:
         attention=spec.sparse_prefill,
         speculate="off",
         embeddings=False,
+        window_cache="full",
         chosen_context=0,
         kv_most=0,
         faults=(),

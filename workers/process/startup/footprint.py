@@ -13,6 +13,7 @@ from workers.process.startup.context_choice import (
     addressed_rows,
     allocates_cache,
     both_row_bytes,
+    ring_bytes,
     state_bytes,
 )
 
@@ -66,4 +67,5 @@ class Footprint:
         else:
             weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
             states = sum(state_bytes(spec, ModelConfig.from_dir(each)) for each in paths)
+            states += ring_bytes(spec, backend, config)
         return cls(weights, one, rows, least, most, states, isinstance(config, LoneConfig))

@@ -64,19 +64,19 @@ class AttentionItem:
     def attend(self, head: Value, sequence: Value, first_block: Value, state: Memory, next_keys: Value) -> None:
         """Leave the softmax of an item's rows in `state`. The next item's keys begin at `next_keys`."""
         code, shape = self._code, self._shape
-        empty = SoftmaxState.empty(code, shape.head_dim)
+        empty = SoftmaxState.empty(code, shape.value_dim)
         code.repeat(0, state.shape[0], lambda row: empty.store(state, [row]))
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
         first, last = self.reach(sequence)
 
         def kv_block(start: Value) -> None:
             after = start + KV_BLOCK
-            soon = (after <= last).select(keys + after * shape.lane_elements, next_keys)
-            low, high = self._seen(start, first, last)
+            soon = (after <= last).select(keys + self._turned(after) * shape.lane_elements[0], next_keys)
+            low, high, turns = self._seen(start, first, last)
             self._block.begin(keys, values, low, high)
 
             def query_block(number: Value) -> None:
-                rows = self._rows(first_block + number, head, sequence)
+                rows = self._rows(first_block + number, head, sequence, turns)
                 added = self._block.attend(rows, keys, values, low, high, soon)
                 for i, each in enumerate(added):
                     place = [number * len(rows) + i]
@@ -88,32 +88,45 @@ class AttentionItem:
 
     def finish(self, head: Value, sequence: Value, part: Value, block: Value, state: Memory, out: Memory) -> None:
         """Store the results of the rows of an item's query block from `state`."""
-        rows = self._rows(part * self._kind.item_blocks + block, head, sequence)
+        rows, shape = self._rows(part * self._kind.item_blocks + block, head, sequence), self._shape
         for i, row in enumerate(rows):
-            done = SoftmaxState.load(state, [block * len(rows) + i])
-            finish_row(self._kind, done, out, row.token, row.column)
+            done, column = SoftmaxState.load(state, [block * len(rows) + i]), row.column
+            if shape.value_dim != shape.head_dim:
+                per_word = self._kind.arithmetic.per_word
+                column = column // (shape.head_dim // per_word) * (shape.value_dim // per_word)
+            finish_row(self._kind, done, out, row.token, column)
 
     def write_partials(self, head: Value, sequence: Value, number: Value, next_keys: Value, out: Memory) -> None:
         """Store the softmax of one KV block for a sequence's rows, as `Attention.partials_shape` has it."""
         code, kind, shape = self._code, self._kind, self._shape
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
-        low, high = self._seen(number * KV_BLOCK, *self.reach(sequence))
+        low, high, turns = self._seen(number * KV_BLOCK, *self.reach(sequence))
         self._block.begin(keys, values, low, high)
         words = shape.head_dim // kind.arithmetic.per_word
         for block in range(kind.blocks):
-            rows = self._rows(code.index(block), head, sequence)
+            rows = self._rows(code.index(block), head, sequence, turns)
             for row, added in zip(rows, self._block.attend(rows, keys, values, low, high, next_keys), strict=True):
-                added.store(out, [sequence * shape.query_heads + row.column // words, number])
+                added.store(out, [sequence * shape.query_heads + row.column // words, ring_block(kind, number)])
 
-    def _seen(self, start: Value, first: Value, last: Value) -> tuple[Value, Value]:
-        """Return the part of a KV block with what rows see from `first` to `last`, in whole steps."""
-        step = self._kind.tiling.step
+    def _turned(self, position: Value) -> Value:
+        """Return the place of a position in a slot."""
+        return position % self._shape.ring if self._shape.ring else position
+
+    def _seen(self, start: Value, first: Value, last: Value) -> tuple[Value, Value, Value | None]:
+        """Return the part of a KV block with what rows see from `first` to `last`, in whole steps. In a ring these are
+        places, and the third value is how many positions before them they are."""
+        step, ring = self._kind.tiling.step, self._shape.ring
         low = start.maximum(first // step * step)
         high = (last + step) // step * step
-        return low, (start + KV_BLOCK).minimum(high)
+        high = (start + KV_BLOCK).minimum(high)
+        if not ring:
+            return low, high, None
+        turns = start // ring * ring
+        return low - turns, high - turns, turns
 
-    def _rows(self, block: Value, head: Value, sequence: Value) -> list[QueryRow]:
-        """Return a query block's rows; where some are missing, the last one is computed again in their place."""
+    def _rows(self, block: Value, head: Value, sequence: Value, turns: Value | None = None) -> list[QueryRow]:
+        """Return a query block's rows; where some are missing, the last one is computed again in their place. What they
+        see ends so many positions earlier as `turns` says."""
         shape, kind = self._shape, self._kind
         words, rows = shape.head_dim // kind.arithmetic.per_word, []
         for i in range(kind.tiling.rows):
@@ -121,8 +134,14 @@ class AttentionItem:
             token = number // shape.group
             query = head * shape.group + number % shape.group
             last = _last_seen(kind, self._inputs.rows, sequence, token)
+            last = last if turns is None else last - turns
             rows.append(QueryRow(sequence * shape.tokens + token, query * words, last))
         return rows
+
+
+def ring_block(kind: Attention, number: Value) -> Value:
+    """Return the place of a KV block among those of `Attention.partials_shape`."""
+    return number % kind.kv_blocks if kind.shape.ring else number
 
 
 def _last_seen(kind: Attention, rows: Memory, sequence: Value, token: Index) -> Value:

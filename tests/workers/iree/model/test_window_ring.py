@@ -1,0 +1,126 @@
+"""Layers with a window that keep their last rows alone: the tokens, and the limits of what can be continued."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
+from tests.gate import run_gate
+from tests.prefix_gate import run_prefix_gate
+from tests.workers.iree.conftest import Load
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.engine.runner import Chunk, DecodeRow
+from workers.iree.build import graph_plan
+from workers.iree.model import window_ring
+from workers.iree.model.window_ring import ring_rows
+from workers.iree.runner import IreeRunner
+from workers.sampling.sample_spec import SampleSpec
+
+CONTEXT, SLOTS, RING, KEPT = 320, 4, 128, 56
+TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(3, 500, CONTEXT))
+SPEC = SampleSpec(Sampling(), 0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model whose ring is a single KV block, because calls are short."""
+    path = make_checkpoint(tmp_path_factory.mktemp("ring"), "gemma3_text", fields={"sliding_window": 16})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_plan, "PREFILL_CHUNKS", (32,))
+        patch.setattr(window_ring, "LARGEST_CHUNK", 32)
+        patch.setattr(window_ring, "SPARE_ROWS", 9)
+        yield path
+
+
+@pytest.fixture(scope="module")
+def runners(model: Path, load: Load) -> Iterator[tuple[IreeRunner, IreeRunner]]:
+    """With a ring, and with all rows."""
+    both = [load(model, slots=SLOTS, context=CONTEXT, window_cache=kind) for kind in ("ring", "full")]
+    yield both[0], both[1]
+    for runner in both:
+        runner.close()
+
+
+@pytest.fixture
+def kept(runners: tuple[IreeRunner, IreeRunner]) -> tuple[Any, Any]:
+    """The runners, for gates, which close them."""
+    for runner in runners:
+        for slot in range(SLOTS):
+            runner.reset(slot)
+    return tuple(_Kept(runner) for runner in runners)  # type: ignore[return-value]
+
+
+class _Kept:
+    def __init__(self, runner: IreeRunner) -> None:
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def close(self) -> None:
+        for slot in range(SLOTS):
+            self._runner.reset(slot)
+
+
+def test_a_ring_holds_whole_blocks_and_pays_in_long_contexts(tmp_path: Path) -> None:
+    path = make_checkpoint(
+        tmp_path, "gemma3_text", layers=6, fields={"sliding_window": 512, "sliding_window_pattern": 6}
+    )
+    config = ModelConfig.from_dir(path)
+    rows = ring_rows(config, 8, 1 << 15)
+    assert (rows, rows % 128) == (1408, 0)
+    assert ring_rows(config, 8, 2 * rows) == 0
+    assert ring_rows(config, 8, 2 * rows + 1) == rows
+    assert config.with_ring().kv_groups == ((5,), (0, 1, 2, 3, 4))
+    assert ring_rows(ModelConfig.from_dir(make_checkpoint(tmp_path, "llama")), 8, 1 << 15) == 0
+
+
+def test_less_memory_is_counted(kept: tuple[IreeRunner, IreeRunner]) -> None:
+    ring, full = (runner.capabilities for runner in kept)
+    assert (ring.window_rows, ring.window_reach, ring.rows_format) == (KEPT, 15, "")
+    assert full.window_rows == full.window_bytes == 0
+    assert ring.row_bytes == full.row_bytes // 2
+    assert ring.window_bytes == (RING + 64) * full.row_bytes // 2
+    assert kept[0].memory()["kv"] == SLOTS * ((CONTEXT + 64) * ring.row_bytes + ring.window_bytes)
+
+
+def test_tokens_are_those_of_all_rows(kept: tuple[Any, Any]) -> None:
+    """Served alone without a ring, and in a batch with one: with drafts, log-probabilities, cancelled and preempted."""
+    ring, full = kept
+    report = run_gate(lambda: ring, make_reference=lambda: full, requests=16, max_tokens=16, speculates=True)
+    assert 0 < report.accepted < report.drafted
+    report = run_gate(lambda: ring, make_reference=lambda: full, requests=16, max_tokens=40, preempts=True)
+    assert report.preemptions > 0
+
+
+@pytest.mark.parametrize("begin", [40, 200])
+def test_prefixes_are_reused_while_windows_have_their_rows(kept: tuple[Any, Any], begin: int) -> None:
+    report = run_prefix_gate(lambda: kept[0], begin=begin)
+    assert report.hits > 0
+
+
+def test_a_slot_is_continued_where_windows_have_their_rows(kept: tuple[IreeRunner, IreeRunner]) -> None:
+    ring, full = kept
+    for runner in kept:
+        for start in range(0, 288, 32):
+            runner.prefill([Chunk(0, TOKENS[start : start + 32], start, start)], [None])
+    first = 288 - (RING - 64) + 15
+    with pytest.raises(ValueError, match=f"start: {first - 1} rows of slot 0, whose first {288 - RING + 64} are lost"):
+        ring.copy_prefix(0, 1, first - 1)
+    for target, length in ((1, first), (2, 288), (0, first + 7)):
+        rows = [DecodeRow(target, TOKENS[length + at], length + at, length + at, SPEC) for at in range(3)]
+        tokens = []
+        for runner in kept:
+            runner.copy_prefix(0, target, length)
+            tokens.append(runner.decode(rows))
+        assert tokens[0] == tokens[1]
+    assert ring.prefill([Chunk(1, TOKENS[:9], 0, 0)], [SPEC]) == full.prefill([Chunk(1, TOKENS[:9], 0, 0)], [SPEC])
+    for slot in range(SLOTS):
+        ring.reset(slot)
+    windows = [array.window for array in ring._kv if array.window is not None]
+    assert len(windows) == 2
+    assert not any(np.any(window.reshape(*window.shape[:4], -1)[..., :16]) for window in windows)
