@@ -486,10 +486,11 @@ class IreeRunner:
         if self._mtp is not None:
             self._mtp.rows.forget(slot)
 
-    def read_state(self, slot: int) -> bytes | memoryview:
-        self._known.check_read(slot)
+    def read_state(self, slot: int, length: int | None = None) -> bytes | memoryview:
+        back = 0 if length is None else self._written[slot] - length
+        self._known.check_read(slot, back)
         assert self._states is not None, "checked"
-        return self._states.read(slot)
+        return self._states.read(slot, back)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
         self._known.check_write(slot, len(state))

@@ -162,6 +162,14 @@ class ModelConfig:
         """Bytes of the recurrent state of one slot, in float32."""
         return 4 * self.state_values
 
+    @property
+    def conv_state_values(self) -> int:
+        """Values of that state which are inputs of convolutions: those of a model with them are of its own type on
+        backends that keep them so."""
+        parts = {"convolution": self.convolution, "gated_delta": self.delta}
+        convolutions = (parts.get(each.kind) for each in self.plan)
+        return sum((each.taps - 1) * each.channels for each in convolutions if each is not None)
+
     def state_offset(self, layer: int) -> int:
         """Return how many values the recurrent state of one slot has in the first `layer` layers."""
         sizes = {

@@ -143,7 +143,7 @@ def test_snapshots_of_a_prompt_leave_room_for_those_of_others() -> None:
 class Unreadable(StatefulRunner):
     """Runner whose states cannot be read."""
 
-    def read_state(self, slot: int) -> bytes:
+    def read_state(self, slot: int, length: int | None = None) -> bytes:
         raise RuntimeError("the device does not answer")
 
 
