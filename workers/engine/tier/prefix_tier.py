@@ -8,7 +8,7 @@ What nobody is known to ask for again costs a bounded share of the time, and is 
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 import structlog
@@ -105,6 +105,8 @@ class PrefixTier:
         """Read the blocks that a new sequence is going to take while it waits: those beyond the rows that it can take
         from a slot, of which `held` returns the number."""
         rows = self.rows_for(sequence)
+        if self._states is not None and (known := self._known_blocks(sequence.cached.blocks)):
+            sequence.shared_ends.add(known * self.block_rows)  # others will begin behind these as well
         if rows and rows > (other := held(sequence)):
             blocks = sequence.cached.blocks[other // self.block_rows : rows // self.block_rows]
             self._expected.add(sequence.request.stream)
@@ -218,7 +220,7 @@ class PrefixTier:
             if not (count := self._proven(cached)):
                 return 0
             blocks = self._blocks(cached, count)[:count]
-            cached.wanted_blocks = sum(1 for _ in takewhile(lambda block: block.key in self._seen, blocks))
+            cached.wanted_blocks = self._known_blocks(blocks)
             for block in blocks:
                 self._seen[block.key] = None
                 self._seen.move_to_end(block.key)
@@ -226,6 +228,10 @@ class PrefixTier:
                 self._seen.popitem(last=False)
         pinned = max((self._pinned_blocks(pin) for pin in cached.pins), default=0)
         return max(cached.wanted_blocks, pinned)
+
+    def _known_blocks(self, blocks: Sequence[RowBlock]) -> int:
+        """Return how many of the first blocks of a sequence an earlier one had as well."""
+        return sum(1 for _ in takewhile(lambda block: block.key in self._seen, blocks))
 
     def _pin(self, cached: CachedRows) -> None:
         """Pin the prefixes of a sequence all of whose blocks the store has."""
