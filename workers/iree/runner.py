@@ -84,6 +84,8 @@ class IreeRunner:
         self._decode_inputs: dict[int, DecodeInputs] = {}
         """By the rows of the graph."""
         self._written = [0] * plan.cache.slots
+        self._ahead = [0] * plan.cache.slots
+        """The rows that the head for multi-token prediction has filled."""
         self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
         self._attention = None
@@ -95,7 +97,7 @@ class IreeRunner:
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
             self._mtp = IreeMtpHead(
-                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv.view, self._written
+                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv.view, self._ahead
             )
         self.capabilities = RunnerCapabilities(
             backend="iree",
@@ -452,7 +454,7 @@ class IreeRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
-        held = self._written[target]
+        held = max(self._written[target], self._ahead[target])
         self._written[target] = max(length, held)  # if the copy fails half-way, a reset clears all of it
         if self._states is not None:
             back = self._known.copied(source, target, length, self._written[source])
@@ -466,7 +468,7 @@ class IreeRunner:
             if source != target:
                 self._host_kv.copy(source, target, length)
             self._host_kv.clear(target, length, held)
-        self._written[target] = length
+        self._written[target], self._ahead[target] = length, 0
         if self._mtp is not None:
             self._mtp.rows.copy(source, target, length)
 
@@ -503,7 +505,7 @@ class IreeRunner:
             raise ValueError(f"slot: {slot} is not one of {self._cache.slots}")
         if self._mtp is not None:
             self._mtp.rows.forget(slot)
-        rows, self._written[slot] = self._written[slot], 0
+        rows, self._written[slot], self._ahead[slot] = max(self._written[slot], self._ahead[slot]), 0, 0
         self._known.reset(slot)
         if self._states is not None:
             self._states.clear(slot)

@@ -183,6 +183,13 @@ def drafts_by_head(spec: WorkerSpec) -> bool:
     return wanted and may_verify_drafts(spec, choose_backend(spec))
 
 
+def _takes_back(backend: str, slots: int, config: "ModelConfig") -> bool:
+    """Return whether rejected drafts can be taken back from the recurrent state of a model, if it has one."""
+    from workers.iree.model.state_versions import rollback_rows
+
+    return not config.state_layers or (backend == "iree" and rollback_rows(config, slots) > 1)
+
+
 def may_verify_drafts(spec: WorkerSpec, backend: str) -> bool:
     """Return False for a device or a batch whose steps cannot verify drafts, as far as that is known before the device
     is opened. The loaders ask the same function of their backend about the opened one."""
@@ -216,7 +223,7 @@ def served_config(spec: WorkerSpec) -> "ModelConfig | LoneConfig":
             raise
         others = "--backend mlx also serves the other models that mlx-lm can load"
         raise CheckpointError(error.file, error.field, f"{error.problem}; {others}") from error
-    wanted = drafts_by_head(spec) and config.mtp_layers
+    wanted = drafts_by_head(spec) and config.mtp_names is not None and _takes_back(backend, spec.max_batch_size, config)
     return config.with_mtp() if wanted and has_mtp(open_weights(path), config) else config
 
 

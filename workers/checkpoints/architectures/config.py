@@ -15,6 +15,7 @@ from workers.checkpoints.architectures.parts import (
     GatedDelta,
     HeadNorm,
     LayerConfig,
+    MtpNames,
     Names,
     NormKind,
     Norms,
@@ -89,6 +90,8 @@ class ModelConfig:
     quantization: Quantization | None
     norm_kind: NormKind = "rms"
     """The kind of all norms."""
+    mtp_names: MtpNames | None = None
+    """The names of heads for multi-token prediction; None if the family has none."""
     norm_weights: bool = True
     norm_biases: bool = False
     """The norms of hidden rows have weights, and biases."""
@@ -260,6 +263,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         o_bias=o_bias,
         mtp_layers=_mtp_layers(fields, family),
         mtp=False,
+        mtp_names=family.mtp,
         max_positions=_max_positions(fields, family, ropes),
         dtype=_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),
@@ -435,9 +439,9 @@ def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[b
 
 def _mtp_layers(fields: Fields, family: Family) -> int:
     """Read the number of heads for multi-token prediction, which may be 0."""
-    if not family.mtp_heads or fields.get("num_nextn_predict_layers", 0) == 0:
+    if family.mtp is None or fields.get(family.mtp.field, 0) == 0:
         return 0
-    layers: int = fields.integer("num_nextn_predict_layers", most=MAX_PARTS)
+    layers: int = fields.integer(family.mtp.field, most=MAX_PARTS)
     return layers
 
 

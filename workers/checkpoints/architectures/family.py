@@ -12,6 +12,7 @@ from workers.checkpoints.architectures.parts import (
     Activation,
     HeadNorm,
     MixerKind,
+    MtpNames,
     Names,
     NormKind,
     Norms,
@@ -155,8 +156,8 @@ class Family:
     """The field with the width of the shared expert. None: there is no shared expert."""
     shared_gate: bool = False
     """The shared expert has a gate."""
-    mtp_heads: bool = False
-    """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
+    mtp: MtpNames | None = None
+    """The names of the heads for multi-token prediction that checkpoints may have."""
     reads: frozenset[str] = frozenset()
     """The fields of `NEUTRAL` that the family has."""
     field_names: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from workers.checkpoints.architectures.family import Family, every_other_before_max_window_layers
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.hybrid_families import attention_every_few
-from workers.checkpoints.architectures.parts import ExpertNames, Names
+from workers.checkpoints.architectures.parts import QWEN_MTP, ExpertNames, Names
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
 MULTIPLIERS = frozenset({"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"})
@@ -45,6 +45,7 @@ QWEN3_5 = Family(
     partial_rope=True,
     rope_sections=True,
     other_tensors=("mtp.",),
+    mtp=QWEN_MTP,
     experts=True,
     expert_ffn="moe_intermediate_size",
     shared_ffn=SHARED_WIDTH,
