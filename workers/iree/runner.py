@@ -454,10 +454,10 @@ class IreeRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
-        held = max(self._written[target], self._ahead[target])
+        written, held = self._written[source], max(self._written[target], self._ahead[target])
         self._written[target] = max(length, held)  # if the copy fails half-way, a reset clears all of it
         if self._states is not None:
-            back = self._known.copied(source, target, length, self._written[source])
+            back = self._known.copied(source, target, length, written)
             if back is None:
                 self._states.clear(target)
             else:

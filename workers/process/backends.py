@@ -159,7 +159,8 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]"
     weights = open_weights(path)
     check_tensors(weights, config, path, weights.adds_nothing)
     weights.check_types(lambda name: is_derived(name, config))
-    if drafts_by_head(spec) and config.mtp_layers and not config.mtp:
+    stated = config.mtp_layers and config.mtp_names is not None and not config.mtp_names.by_presence
+    if drafts_by_head(spec) and stated and not config.mtp:
         structlog.get_logger().warning("mtp_head_missing", path=str(path), layers=config.mtp_layers)
     return path, config
 

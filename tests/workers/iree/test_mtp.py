@@ -3,15 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.compiling import compiling_here
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import fetch_all
 from tests.workers.mtp_gate import run_mtp_gate, tokens_of
 from tests.workers.mtp_reference import MtpReference
+from tests.workers.qwen_mtp_reference import QwenMtpReference
 from tests.workers.rows_gate import run_rows_gate
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.runner import IreeRunner
@@ -23,13 +26,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), "mimo", tied=False)
 
 
-def load_with_head(path: Path, cache_dir: Path, **changes: Any) -> IreeRunner:
+def load_with_head(
+    path: Path, cache_dir: Path, graphs: tuple[str, ...] = ("mtp", "rows"), **changes: Any
+) -> IreeRunner:
     given: dict[str, Any] = {"dtype": "float32", **changes}
     options = LoadOptions(device="local-task", slots=8, context=96, cache_dir=cache_dir, **given)
     config = ModelConfig.from_dir(path).with_mtp()
     with compiling_here():
         runner = IreeRunner.load(path, config, options, lambda phase, done, total: None, background=False)
-    fetch_all(runner, "mtp", "rows")
+    fetch_all(runner, *graphs)
     return runner
 
 
@@ -52,6 +57,52 @@ def test_rows_are_moved_and_reused_with_those_of_the_head(path: Path, cache_dir:
     one.close()
     other.close()
     run_prefix_gate(lambda: load_with_head(path, cache_dir))
+
+
+@pytest.fixture(scope="module", params=["random", "right"])
+def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of Qwen3.5 with a head: of one the head predicts what the model does."""
+    path = tmp_path_factory.mktemp(request.param)
+    make_checkpoint(path, "qwen3_5_text", tied=False, fields={"mtp_num_hidden_layers": 1})
+    if request.param == "right":
+        make_right(path)
+    return path
+
+
+def make_right(path: Path) -> None:
+    """Let the model predict from a row's token alone, and the head as the model: their layers add nothing."""
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) or "pre_fc_norm" in name:
+            tensors[name] = np.zeros_like(tensor)
+    hidden = len(tensors["mtp.norm.weight"])
+    tensors["mtp.norm.weight"] = tensors["model.norm.weight"]
+    tensors["mtp.fc.weight"] = np.eye(hidden, 2 * hidden, dtype=np.float32)
+    write_safetensors(path / "model.safetensors", tensors)
+
+
+def test_drafts_of_the_head_of_a_hybrid_model_change_no_answer(hybrid: Path, cache_dir: Path) -> None:
+    """Rejected ones are taken back from the recurrent state as well."""
+    report = run_gate(lambda: load_with_head(hybrid, cache_dir, ("mtp_8", "rows")), requests=16, by_head=True)
+    assert report.drafted > 50
+    if hybrid.name.startswith("right"):
+        assert report.accepted > 0.9 * report.drafted
+    else:
+        assert report.accepted < 0.5 * report.drafted
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_text", pytest.param("qwen3_next", marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
+def test_the_head_of_a_hybrid_model_computes_what_the_reference_does(
+    family: str, tmp_path: Path, cache_dir: Path
+) -> None:
+    """Also after a rejected draft, and after a copy."""
+    path = make_checkpoint(tmp_path, family, tied=False, fields={"mtp_num_hidden_layers": 1})
+    runner = load_with_head(path, cache_dir)
+    run_mtp_gate(runner, QwenMtpReference(path), tokens_of(60))
+    runner.close()
 
 
 @pytest.mark.slow
