@@ -112,7 +112,7 @@ class Stop(Struct, frozen=True, array_like=True, tag="stop", gc=False):
     """Fail running requests with `DRAINING`, send `Bye` and exit."""
 
 
-class ReadRows(Struct, frozen=True, array_like=True, tag="read", omit_defaults=True, gc=False):
+class ReadRows(Struct, frozen=True, array_like=True, tag="read", gc=False):
     """Ask for cache rows of a running sequence, to hand them over to another worker. The worker answers with one
     `Rows`; also a draining one does."""
 
@@ -131,7 +131,7 @@ class ReadRows(Struct, frozen=True, array_like=True, tag="read", omit_defaults=T
     rows that the sequence has then, and the following ones of the same state."""
 
 
-class WriteRows(Struct, frozen=True, array_like=True, tag="write", omit_defaults=True, gc=False):
+class WriteRows(Struct, frozen=True, array_like=True, tag="write", gc=False):
     """Append cache rows that another worker has computed to those of a transfer, for reuse by sequences of the tenant
     that begin with these tokens. The worker answers with one `RowsWritten`."""
 
