@@ -126,6 +126,9 @@ class ReadRows(Struct, frozen=True, array_like=True, tag="read", gc=False):
     """The first row."""
     most: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     """The number of rows; the answer has fewer where the sequence does, or where they are too many bytes."""
+    state: bool = False
+    """Ask for bytes `start .. start + most` of the recurrent state instead. Those from 0 on are of the state after the
+    rows that the sequence has then, and the following ones of the same state."""
 
 
 class WriteRows(Struct, frozen=True, array_like=True, tag="write", gc=False):
@@ -146,6 +149,9 @@ class WriteRows(Struct, frozen=True, array_like=True, tag="write", gc=False):
     """The rows, in the format of both workers."""
     digest: RowsDigest
     """That of `Rows`."""
+    state: Count = 0
+    """If it is not 0, `rows` are bytes of the recurrent state after so many rows of the transfer, from byte `start` on:
+    parts follow one another."""
 
 
 Command = Welcome | Submit | Tokenize | Cancel | Drain | Stop | ReadRows | WriteRows

@@ -424,6 +424,9 @@ class Rows(Struct, frozen=True, array_like=True, tag="rows", omit_defaults=True,
     """These rows."""
     digest: RowsDigest = b""
     """See `protocol.rows_digest`."""
+    state: Count = 0
+    """Bytes of the recurrent state of a sequence, without which its rows are of no use; 0 if the model has none. If the
+    question was for it, `rows` are a part of the state after the `held` rows."""
 
 
 class RowsWritten(Struct, frozen=True, array_like=True, tag="written", omit_defaults=True, gc=False):

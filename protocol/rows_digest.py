@@ -7,6 +7,11 @@ from hashlib import blake2b
 from protocol.bounds import ROWS_DIGEST_BYTES
 
 
+def state_format(rows_format: str, rows: int) -> str:
+    """Return what stands for the format of rows in the digest of a part of the recurrent state after so many rows."""
+    return f"{rows_format}\0state after {rows}"
+
+
 def rows_digest(rows_format: str, transfer: int, start: int, tokens: Sequence[int], rows: bytes | memoryview) -> bytes:
     """Return the digest (BLAKE2b, RFC 7693) of rows from `start` on, with their format and tokens.
 

@@ -712,6 +712,8 @@ def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generato
         tensors[f"{head}.bias"] = np.where(mask[:, 0], weights.bias(vocab), np.float32(-9))
     if traits.extra_layer:
         tensors[f"{layers}{config['num_hidden_layers']}.eh_proj.weight"] = weights.matrix(hidden, 2 * hidden, 1.0)
+    if config.get("mtp_num_hidden_layers"):
+        tensors |= _qwen_mtp(traits, config, weights)
     for layer in range(config["num_nextn_predict_layers"] if traits.mtp else 0):
         parts = _mtp_layer(traits, config, layer, weights)
         tensors |= {f"model.mtp_layers.{layer}.{name}": tensor for name, tensor in parts}
@@ -725,6 +727,16 @@ def _mtp_layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: R
     yield "input_proj.weight", weights.matrix(hidden, 2 * hidden, 1.0)
     for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
         yield f"{name}.weight", weights.norm(hidden)
+
+
+def _qwen_mtp(traits: Traits, config: Mapping[str, Any], weights: RandomWeights) -> Tensors:
+    """The head of Qwen3.5 and Qwen3-Next: like MiMo's, under other names, with a layer of the model that attends."""
+    hidden, attends = config["hidden_size"], {**config, "layer_types": ["full_attention"]}
+    tensors = {f"mtp.layers.0.{name}": tensor for name, tensor in _layer(traits, attends, 0, weights)}
+    tensors["mtp.fc.weight"] = weights.matrix(hidden, 2 * hidden, 1.0)
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = weights.norm(hidden)
+    return tensors
 
 
 def _layer(traits: Traits, config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:

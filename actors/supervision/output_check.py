@@ -112,6 +112,11 @@ class OutputCheck:
         if not isinstance(asked, ReadRows):
             raise PeerLied(f"query {event.query} did not ask it for rows")
         count = len(event.tokens)
+        if asked.state:
+            most = min(asked.most, max(0, event.state - asked.start))
+            if count or len(event.rows) > most or event.held > self._context:
+                raise PeerLied(f"query {event.query} got {len(event.rows)} bytes of a recurrent state, or rows")
+            return
         if count > asked.most or (count and asked.start + count > event.held):
             raise PeerLied(f"query {event.query} got {count} rows from {asked.start} on, of {event.held}")
         if len(event.rows) != count * self._row_bytes or event.held > self._context:
@@ -121,7 +126,7 @@ class OutputCheck:
         given = self._queries.pop(event.query, None)
         if not isinstance(given, WriteRows):
             raise PeerLied(f"query {event.query} did not give it rows")
-        if event.rows not in (0, given.start + len(given.tokens)):
+        if event.rows not in (0, given.state or given.start + len(given.tokens)):
             raise PeerLied(f"query {event.query} gave it other rows than the {event.rows} that it has")
 
     def _check_step(self, step: Step, now: float) -> None:

@@ -75,7 +75,7 @@ class Constant:
     def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
         raise NotImplementedError
 
-    def read_state(self, slot: int) -> bytes:
+    def read_state(self, slot: int, length: int | None = None) -> bytes:
         raise NotImplementedError
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:

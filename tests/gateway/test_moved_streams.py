@@ -109,12 +109,18 @@ STAGES: dict[str, Callable[[Real], bool]] = {
 }
 
 
-@pytest.mark.parametrize("victim", ["d", "p"])
-@pytest.mark.parametrize("stage", STAGES)
-async def test_a_stream_goes_on_when_either_worker_is_killed(stage: str, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("stage", "victim", "recurrent"),
+    [
+        *((stage, victim, False) for stage in STAGES for victim in "dp"),
+        ("in the transfer", "p", True),
+        ("after it", "d", True),
+    ],
+)
+async def test_a_stream_goes_on_when_either_worker_is_killed(stage: str, victim: str, recurrent: bool) -> None:
     launches = [
-        launch("d", rate=200.0, role="decode"),
-        launch("p", rate=200.0, role="prefill", prefill_tokens_per_second=2000.0),
+        launch("d", rate=200.0, role="decode", recurrent=recurrent),
+        launch("p", rate=200.0, role="prefill", prefill_tokens_per_second=2000.0, recurrent=recurrent),
     ]
     body = BODY | {"prompt": [each % 90 + 33 for each in PROMPT], "max_tokens": 300}
     async with real_gateway(*launches, long_prompt_tokens=len(PROMPT)) as real:

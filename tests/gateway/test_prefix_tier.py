@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -20,16 +21,23 @@ BODY = COMPLETION | {"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "te
 BLOCKS = len(PROMPT) // 64
 
 
-@pytest.mark.parametrize("standby", [False, True], ids=["restart", "standby"])
-async def test_a_stream_that_loses_its_worker_starts_from_the_tier(tmp_path: Path, standby: bool) -> None:
+@pytest.mark.parametrize(
+    ("standby", "recurrent"),
+    [(False, False), (True, False), (True, True)],
+    ids=["restart", "standby", "standby with a recurrent state"],
+)
+async def test_a_stream_that_loses_its_worker_starts_from_the_tier(
+    tmp_path: Path, standby: bool, recurrent: bool
+) -> None:
     directory = str(tmp_path / "prefixes")
-    others = [launch("b", rate=100, standby=True, prefix_cache_dir=directory)] if standby else []
-    async with real_gateway(launch("a", rate=100, prefix_cache_dir=directory), *others, worker_wait_s=60) as real:
+    options: dict[str, Any] = {"rate": 100, "prefix_cache_dir": directory, "recurrent": recurrent}
+    others = [launch("b", standby=True, **options)] if standby else []
+    async with real_gateway(launch("a", **options), *others, worker_wait_s=60) as real:
         began = anyio.Event()
 
         async def kill() -> None:
             await began.wait()
-            await real.until(lambda: len(list(Path(directory).glob("*-*"))) >= BLOCKS)
+            await real.until(lambda: len(list(Path(directory).glob("*-*"))) >= BLOCKS + recurrent)
             running = [worker.status for worker in real.workers if worker.status.gauges.slots_active]
             (pid,) = [status.pid for status in running]
             assert pid is not None

@@ -4,6 +4,7 @@ import numpy as np
 
 from protocol.request import Sampling
 from tests.workers.mtp_reference import Array, MtpReference
+from tests.workers.qwen_mtp_reference import QwenMtpReference
 from workers.engine.runner import Chunk, DecodeRow, DraftHead, Runner
 from workers.sampling.sample_spec import SampleSpec
 
@@ -30,7 +31,7 @@ def check_row(runner: Runner, logits: Array, token: int | None, tolerance: float
 
 
 def run_mtp_gate(
-    runner: Runner, reference: MtpReference, tokens: tuple[int, ...], tolerance: float = TOLERANCE
+    runner: Runner, reference: MtpReference | QwenMtpReference, tokens: tuple[int, ...], tolerance: float = TOLERANCE
 ) -> None:
     """Draft after a prompt in two chunks, after steps without drafts, after an accepted and a rejected draft, and after
     a prefix that was copied. All tokens are those of `tokens`."""

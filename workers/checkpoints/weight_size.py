@@ -3,6 +3,7 @@
 import math
 
 from workers.checkpoints.architectures.config import ModelConfig, WeightDtype
+from workers.checkpoints.architectures.parts import QWEN_MTP
 from workers.checkpoints.architectures.tensors import MTP_LAYERS
 from workers.checkpoints.weights import Weights
 from workers.precision import KvDtype, Quantize, head_row_bytes
@@ -23,6 +24,8 @@ def weight_bytes(weights: Weights, kind: WeightDtype, quantize: Quantize, *, mtp
     total = 0.0
     for name in weights:
         if name.startswith(MTP_LAYERS) and not (mtp and name.startswith(f"{MTP_LAYERS}0.")):
+            continue
+        if name.startswith(QWEN_MTP.tensors) and not mtp:
             continue
         own, shape = weights.format(name), weights.shape(name)
         fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")

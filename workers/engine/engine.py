@@ -79,7 +79,10 @@ class BatchEngine:
         self.snapshots = SnapshotStore(state_cache_bytes) if self._capabilities.state_bytes else None
         """The snapshots of recurrent states; None if the model has none. Changed by the scheduler alone."""
         prefixes = prefixes or PrefixPolicy()
-        states = None if self.snapshots is None else PrefixStates(self._capabilities, self.snapshots, prefixes)
+        states = None
+        if self.snapshots is not None:
+            block_rows = 0 if tier is None else tier.block_rows
+            states = PrefixStates(self._capabilities, self.snapshots, prefixes, block_rows)
         self._scheduler = Scheduler(
             self._capabilities,
             max_queue=max_queue,
@@ -99,7 +102,7 @@ class BatchEngine:
         self._stats = EngineStats()
         self._step = RunningStep()
         self._resets = SlotResets(runner, self._scheduler.slots, self._step.slot_failed)
-        self._exchange = RowExchange(runner, self._scheduler.slots, self._resets, prefixes)
+        self._exchange = RowExchange(runner, self._scheduler.slots, self._resets, prefixes, self._snapshots)
 
     @property
     def capabilities(self) -> RunnerCapabilities:
@@ -439,8 +442,8 @@ class BatchEngine:
         for sequence, token, row_logprobs in zip(decoding, tokens, logprobs, strict=True):
             if token is None:
                 self._fail(sequence, "decode", NotFiniteError())
-            else:
-                self._accept(sequence, token, row_logprobs, now)
+            elif self._accept(sequence, token, row_logprobs, now):
+                self._snapshots.take_decoded(sequence)
 
     def _decode_drafts(self, speculator: Speculator, decoding: list[EngineSequence], drafts: list[Draft]) -> None:
         """Decode with a draft of each sequence, some of which are empty."""
@@ -475,6 +478,9 @@ class BatchEngine:
                 self._fail(rows.sequence, "decode", NotFiniteError())
             elif not self._accept(rows.sequence, token, row_logprobs, now):
                 break
+        else:
+            if rows.tokens and rows.tokens[-1] is not None:
+                self._snapshots.take_decoded(rows.sequence)
 
     def _drop_draft(self, sequence: EngineSequence) -> None:
         """Clear the rows of a draft that has led to non-finite logits: without it they may be finite. No further tokens

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+from workers.engine.states.snapshot_store import Snapshot
 from workers.prefix_store.block import RowBlock
 
 MIN_PREFIX_TOKENS = 32
@@ -65,6 +66,13 @@ class CachedRows:
     """The first blocks that an earlier sequence had as well; None until this was looked for."""
     pins: tuple[PinnedPrefix, ...] = ()
     """Those that the tier does not keep yet."""
+    states: list[Snapshot] = field(default_factory=list)
+    """Snapshots of the recurrent state at ends of blocks, which the tier may not have yet; shortest first."""
+    saved_state: int = 0
+    """The length of the longest of them that the tier has, or that it will not have."""
+    has_state: bool = True
+    """The slot has the recurrent state after these rows, or the model has none. Otherwise no sequence can go on from
+    them."""
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:

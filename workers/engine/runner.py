@@ -411,8 +411,9 @@ class Runner(Protocol):
         none until `write_state`. Raises `ValueError` (see `check_write`).
         """
 
-    def read_state(self, slot: int) -> bytes | memoryview:
-        """Return a copy of the recurrent state after all rows of a slot: `state_bytes` bytes.
+    def read_state(self, slot: int, length: int | None = None) -> bytes | memoryview:
+        """Return a copy of the recurrent state after all rows of a slot: `state_bytes` bytes. With a `length`, that
+        after so many rows, behind which there are no others than can be taken back.
 
         Raises `ValueError` if the model or the slot has none (see `SlotStates.check_read`).
         """

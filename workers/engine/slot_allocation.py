@@ -155,9 +155,11 @@ class SlotAllocator:
         source, length = self.find_prefix(sequence, others)
         if stored < length + self._prefixes.min_tokens:
             return None
-        whole = length // block * block
+        # With a recurrent state no block of a slot is taken: it may lack the state that rows are restored behind.
+        whole = length // block * block if self._states is None else 0
         copy = self.begin(sequence, source if whole else sequence.slot, whole)
         sequence.restored_from, sequence.restores_to = whole, stored
+        sequence.cached.has_state = self._states is None
         return copy
 
     def release(self, sequence: EngineSequence, *, failed: bool) -> None:
@@ -166,7 +168,7 @@ class SlotAllocator:
         if sequence.reused is None and sequence.inherited is not None:  # it has not changed the retained rows
             sequence.cached = sequence.inherited
             self._slots.add_rows(sequence.slot, sequence.cached.rows)
-        shared = self._prefixes.enabled and sequence.kept is None
+        shared = self._prefixes.enabled and sequence.kept is None and sequence.cached.has_state
         if not failed and shared and sequence.cached.rows >= self._prefixes.min_tokens:
             self._retain(sequence)
         else:
@@ -237,7 +239,7 @@ class SlotAllocator:
         last = max(least, self._prefixes.min_tokens) - 1
         if last >= source.rows or last >= sequence.prefill_length - 1 or source.tokens[last] != sequence.tokens[last]:
             return 0
-        if not self._prefixes.enabled or sequence.reports_prompt or sequence.kept is not None:
+        if not self._prefixes.enabled or sequence.reports_prompt or sequence.kept is not None or not source.has_state:
             return 0
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.

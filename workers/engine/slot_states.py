@@ -48,12 +48,14 @@ class SlotStates:
             if decode and len(chunk.tokens) > most:
                 raise ValueError(f"rows: {len(chunk.tokens)} of slot {slot}, a step takes {most}")
 
-    def check_read(self, slot: int) -> None:
-        """Raise `ValueError` for a slot that does not exist or has no state, and for a model without recurrent
-        state."""
+    def check_read(self, slot: int, back: int = 0) -> None:
+        """Raise `ValueError` for a slot that does not exist or has no state before its last `back` rows, and for a
+        model without recurrent state."""
         self._check(slot)
         if not self._known[slot]:
             raise ValueError(f"slot: {slot} has rows without a recurrent state")
+        if not 0 <= back <= self._undoable[slot]:
+            raise ValueError(f"length: {back} rows of slot {slot} to take back, {self._undoable[slot]} can be")
 
     def check_write(self, slot: int, size: int) -> None:
         """Raise `ValueError` for a slot that does not exist, for a state of another size, and for a model without

@@ -142,9 +142,9 @@ class FaultyRunner:
         if not bytes(rows).strip(_NAN_BYTE):
             self._corrupt(slot, start)
 
-    def read_state(self, slot: int) -> bytes | memoryview:
+    def read_state(self, slot: int, length: int | None = None) -> bytes | memoryview:
         """Read the recurrent state. If a row of the slot is corrupted, the state has the bits of NaN."""
-        state = self._runner.read_state(slot)
+        state = self._runner.read_state(slot, length)
         return _NAN_BYTE * len(state) if slot in self._corrupted else state
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:

@@ -35,10 +35,10 @@ class IreeMtpHead:
         sampler: Sampler,
         call: Callable[..., Results],
         kv: Callable[[], Sequence[rt.HalBufferView]],
-        written: list[int],
+        ahead: list[int],
     ) -> None:
-        """`call` runs a graph that is ready on the arrays of the cache `kv`; `written` are the runner's filled rows of
-        each slot."""
+        """`call` runs a graph that is ready on the arrays of the cache `kv`; `ahead` are the rows of each slot that the
+        head has filled in its layer, which may be more than the model's."""
         self._device = device
         self._graphs = graphs
         self._plan = plan
@@ -46,7 +46,7 @@ class IreeMtpHead:
         self._sampler = sampler
         self._call = call
         self._kv = kv
-        self._written = written
+        self._ahead = ahead
         self._inputs: dict[int, tuple[DecodeInputs, Input]] = {}
         """By the rows of the graph."""
         self.rows: HeadRows[Hidden] = HeadRows(plan.cache.slots)
@@ -105,7 +105,7 @@ class IreeMtpHead:
         hidden = self._device.window(view)
         for run, index in zip(found, indices, strict=True):
             self.rows.drafted(run, np.array(hidden[index : index + 1]))
-            self._written[run.slot] = max(self._written[run.slot], run.start + 1)
+            self._ahead[run.slot] = max(self._ahead[run.slot], run.start + 1)
         return tokens
 
     def close(self) -> None:

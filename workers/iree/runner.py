@@ -85,6 +85,8 @@ class IreeRunner:
         self._decode_inputs: dict[int, DecodeInputs] = {}
         """By the rows of the graph."""
         self._written = [0] * plan.cache.slots
+        self._ahead = [0] * plan.cache.slots
+        """The rows that the head for multi-token prediction has filled."""
         self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
         self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
         self._attention = None
@@ -95,7 +97,7 @@ class IreeRunner:
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
             self._mtp = IreeMtpHead(
-                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv_views, self._written
+                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv_views, self._ahead
             )
         ring = plan.cache.ring
         movable = self._host_kv is not None and not ring
@@ -485,7 +487,7 @@ class IreeRunner:
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
         self._check_kept(source, length)
-        written, held = self._written[source], self._written[target]
+        written, held = self._written[source], max(self._written[target], self._ahead[target])
         self._written[target] = max(length, held)  # if the copy fails half-way, a reset clears all of it
         if self._states is not None:
             back = self._known.copied(source, target, length, written)
@@ -498,7 +500,7 @@ class IreeRunner:
         else:
             self._host_kv.copy_prefix(source, target, length, written, held)
         self._lost.began(target, source, written, length)
-        self._written[target] = length
+        self._written[target], self._ahead[target] = length, 0
         if self._mtp is not None:
             self._mtp.rows.copy(source, target, length)
 
@@ -518,10 +520,11 @@ class IreeRunner:
         if self._mtp is not None:
             self._mtp.rows.forget(slot)
 
-    def read_state(self, slot: int) -> bytes | memoryview:
-        self._known.check_read(slot)
+    def read_state(self, slot: int, length: int | None = None) -> bytes | memoryview:
+        back = 0 if length is None else self._written[slot] - length
+        self._known.check_read(slot, back)
         assert self._states is not None, "checked"
-        return self._states.read(slot)
+        return self._states.read(slot, back)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
         self._known.check_write(slot, len(state))
@@ -534,7 +537,7 @@ class IreeRunner:
             raise ValueError(f"slot: {slot} is not one of {self._cache.slots}")
         if self._mtp is not None:
             self._mtp.rows.forget(slot)
-        rows, self._written[slot] = self._written[slot], 0
+        rows, self._written[slot], self._ahead[slot] = max(self._written[slot], self._ahead[slot]), 0, 0
         self._known.reset(slot)
         self._lost.began(slot, slot, rows, 0)
         if self._states is not None:

@@ -39,9 +39,9 @@ class SlotStateBuffer:
     def nbytes(self) -> int:
         return self._buffer.nbytes
 
-    def place(self, slot: int) -> int:
-        """Return where the current state of a slot is."""
-        return slot * self._versions + self._current[slot]
+    def place(self, slot: int, back: int = 0) -> int:
+        """Return where the state of a slot before its last `back` rows is."""
+        return slot * self._versions + (self._current[slot] - back) % self._versions
 
     def prompt_places(self, slots: NDArray[np.int32], there: NDArray[np.bool_]) -> list[rt.HalBufferView]:
         """Return the argument with the places of rows, those of each slot side by side, which change states in place.
@@ -78,9 +78,9 @@ class SlotStateBuffer:
         """Make the state before the last rows of a decode step the current one."""
         self._current[slot] = (self._current[slot] - rows) % self._versions
 
-    def read(self, slot: int) -> memoryview:
-        """Return a copy of a slot's state."""
-        return np.array(self._rows()[self.place(slot)]).data.cast("B")
+    def read(self, slot: int, back: int = 0) -> memoryview:
+        """Return a copy of a slot's state before its last `back` rows."""
+        return np.array(self._rows()[self.place(slot, back)]).data.cast("B")
 
     def write(self, slot: int, state: bytes | memoryview) -> None:
         """Write what `read` has returned."""
@@ -91,8 +91,7 @@ class SlotStateBuffer:
         if source == target:
             self.take_back(source, back)
             return
-        place = source * self._versions + (self._current[source] - back) % self._versions
-        self._replace(self._use(target), self._rows()[place])
+        self._replace(self._use(target), self._rows()[self.place(source, back)])
 
     def clear(self, slot: int) -> None:
         """Give a slot the initial state, and leave nothing of its other states."""

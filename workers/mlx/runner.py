@@ -292,9 +292,9 @@ class MlxRunner:
         elif not length:
             self._recurrent.reset(target)
 
-    def read_state(self, slot: int) -> bytes:
+    def read_state(self, slot: int, length: int | None = None) -> bytes:
         with self._owned():
-            self._states.check_read(slot)
+            self._states.check_read(slot, 0 if length is None else self._kv.lengths[slot] - length)
             return self._recurrent.read(slot)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:

@@ -31,6 +31,11 @@ class RowBlock:
         """The name of its file."""
         return f"{self.key.hex()}-{self.parent.hex()}"
 
+    @property
+    def state(self) -> "RowBlock":
+        """Names the recurrent state after the rows of this block, which follows it as a further block would."""
+        return RowBlock(hashlib.blake2b(self.key, digest_size=KEY_BYTES, person=b"state").digest(), self.key)
+
 
 def rows_of_block(row_bytes: int) -> int:
     """Return the rows of a block: the same for all workers whose rows have so many bytes."""

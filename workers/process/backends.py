@@ -159,7 +159,8 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]"
     weights = open_weights(path)
     check_tensors(weights, config, path, weights.adds_nothing)
     weights.check_types(lambda name: is_derived(name, config))
-    if drafts_by_head(spec) and config.mtp_layers and not config.mtp:
+    stated = config.mtp_layers and config.mtp_names is not None and not config.mtp_names.by_presence
+    if drafts_by_head(spec) and stated and not config.mtp:
         structlog.get_logger().warning("mtp_head_missing", path=str(path), layers=config.mtp_layers)
     return path, config
 
@@ -181,6 +182,13 @@ def drafts_by_head(spec: WorkerSpec) -> bool:
     embeddings of tokens, and rows of embeddings have none."""
     wanted = spec.speculate == "auto" and not spec.draft_model and not spec.embeddings
     return wanted and may_verify_drafts(spec, choose_backend(spec))
+
+
+def _takes_back(backend: str, slots: int, config: "ModelConfig") -> bool:
+    """Return whether rejected drafts can be taken back from the recurrent state of a model, if it has one."""
+    from workers.iree.model.state_versions import rollback_rows
+
+    return not config.state_layers or (backend == "iree" and rollback_rows(config, slots) > 1)
 
 
 def may_verify_drafts(spec: WorkerSpec, backend: str) -> bool:
@@ -216,7 +224,7 @@ def served_config(spec: WorkerSpec) -> "ModelConfig | LoneConfig":
             raise
         others = "--backend mlx also serves the other models that mlx-lm can load"
         raise CheckpointError(error.file, error.field, f"{error.problem}; {others}") from error
-    wanted = drafts_by_head(spec) and config.mtp_layers
+    wanted = drafts_by_head(spec) and config.mtp_names is not None and _takes_back(backend, spec.max_batch_size, config)
     return config.with_mtp() if wanted and has_mtp(open_weights(path), config) else config
 
 

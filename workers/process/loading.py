@@ -108,6 +108,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
         drafter = None if draft is None else drafter_of(draft)
         speculator = make_speculator(spec, runner.capabilities, drafter, runner.draft_head, runner.fits)
+        state_bytes = state_cache_bytes(spec, runner.capabilities, spare_bytes())
         engine = BatchEngine(
             served,
             max_queue=spec.max_queue,
@@ -115,9 +116,9 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             kv_tokens=kv_tokens(spec, runner.capabilities, None if draft is None else draft.capabilities),
             prefixes=prefix_policy(spec, runner.capabilities),
             policy=spec.scheduler_policy,
-            tier=prefix_tier(spec, served),
+            tier=prefix_tier(spec, served, state_bytes),
             speculator=speculator,
-            state_cache_bytes=state_cache_bytes(spec, runner.capabilities, spare_bytes()),
+            state_cache_bytes=state_bytes,
             sparse=None if drafter is None else sparse_prefill_by(spec, drafter),
         )
         undo.pop_all()  # the engine owns the runners now
@@ -166,8 +167,9 @@ def prefix_policy(spec: WorkerSpec, capabilities: RunnerCapabilities) -> PrefixP
     return PrefixPolicy(spec.prefix_cache, most, headroom=spec.scheduler_headroom)
 
 
-def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
-    """Open the prefix tier, if there is one. A directory that cannot be used costs no more than the tier.
+def prefix_tier(spec: WorkerSpec, runner: Runner, state_bytes: int = 0) -> PrefixTier | None:
+    """Open the prefix tier, if there is one. A directory that cannot be used costs no more than the tier. `state_bytes`
+    are those for recurrent states in memory, from which the tier saves them.
 
     Raises `LoadRefused` for a size that was set and is too small for one block.
     """
@@ -179,8 +181,12 @@ def prefix_tier(spec: WorkerSpec, runner: Runner) -> PrefixTier | None:
         reason = f"cached rows depend on their chunks on {runner.capabilities.device}"
         if runner.capabilities.window_rows:
             reason = "layers with a window keep their last rows alone"
-        if runner.capabilities.state_bytes:
-            reason = "the model has a recurrent state, which the tier does not keep"
+        if not runner.capabilities.row_bytes:
+            reason = "the model has no cached rows"
+        (log.warning if asked else log.info)("prefix_tier_off", reason=reason)
+        return None
+    if runner.capabilities.state_bytes and not state_bytes:
+        reason = "the model has a recurrent state, and the cache of states (state_cache_bytes) is off"
         (log.warning if asked else log.info)("prefix_tier_off", reason=reason)
         return None
     if (least := PrefixTier.least_bytes(runner.capabilities)) > spec.prefix_cache_bytes:

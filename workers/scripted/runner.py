@@ -287,15 +287,16 @@ class ScriptedRunner:
         self._states[slot] = [0]
         self._has_state.rows_written(slot)
 
-    def read_state(self, slot: int) -> bytes:
+    def read_state(self, slot: int, length: int | None = None) -> bytes:
         """See `Runner.read_state`. It is a little-endian number of 64 bits, and zeros."""
+        back = 0 if length is None else self._written(slot) - length
         try:
-            self._has_state.check_read(slot)
+            self._has_state.check_read(slot, back)
         except ValueError as error:
             raise self._violation(str(error)) from error
         if slot in self._broken:
             raise self._violation(f"slot {slot} is read after a failure, without a reset")
-        return struct.pack("<Q", self._states[slot][-1]).ljust(self._capabilities.state_bytes, b"\0")
+        return struct.pack("<Q", self._states[slot][-1 - back]).ljust(self._capabilities.state_bytes, b"\0")
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
         """See `Runner.write_state`."""

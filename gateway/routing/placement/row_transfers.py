@@ -4,8 +4,9 @@ draining one, and off a prefill worker those that have their first token.
 Rows go from one worker to the other through the gateway, part by part: it asks the one for a part and gives it to the
 other, with a few on their way at a time, so that it keeps none and tokens do not wait behind them. Meanwhile the
 sequence runs on, and the rows that it generated go after the others, until few are left (iterative pre-copy, as in live
-migration). Then the sequence is resubmitted to the other worker, and finds the rows as it finds any prefix: what is
-missing is computed. So a transfer that fails costs nothing but the reuse.
+migration). A recurrent state is read once then, and goes with the rows before it that are missing. At the end the
+sequence is resubmitted to the other worker, and finds the rows as it finds any prefix: what is missing is computed. So
+a transfer that fails costs nothing but the reuse.
 """
 
 import asyncio
@@ -84,10 +85,21 @@ class _Transfer:
     """Times that rows were added which had been generated meanwhile."""
     written: int = 0
     """Rows that the target has."""
-    reads: dict[int, int] = field(default_factory=dict)
-    """The first row of each part that the source was asked for, by the number of the question."""
+    reads: dict[int, ReadRows] = field(default_factory=dict)
+    """The parts that the source was asked for, by the number of the question."""
     writes: set[int] = field(default_factory=set)
     """Parts that the target has not answered."""
+    state_bytes: int = 0
+    """Bytes of the recurrent state; 0 if there is none, or before the first answer."""
+    state_rows: int = 0
+    """The rows that the state follows which is on its way; 0 before it was read."""
+    state_asked: int = 0
+    """Bytes of it that were asked for."""
+
+    @property
+    def asks_state(self) -> bool:
+        """There are parts of the state to ask for."""
+        return self.state_rows > 0 and self.state_asked < self.state_bytes
 
     @property
     def sequence(self) -> LiveSequence:
@@ -197,11 +209,13 @@ class RowTransfers:
         outcome = self._pass_on(transfer, event) if isinstance(event, Rows) else self._note_written(transfer, event)
         if outcome:
             self._end(transfer, outcome)
-        elif transfer.asked < transfer.goal:
+        elif transfer.asked < transfer.goal or transfer.asks_state:
             self._ask(transfer)
         elif not transfer.reads and not transfer.writes:
-            if self._goal_has_moved(transfer):
+            if not transfer.state_rows and self._goal_has_moved(transfer):
                 self._ask(transfer)
+            elif transfer.state_bytes and not transfer.state_rows:
+                self._send(transfer, [self._state_question(transfer)])
             else:
                 self._finish(transfer)
 
@@ -269,13 +283,28 @@ class RowTransfers:
     def _ask(self, transfer: _Transfer) -> bool:
         """Ask for further parts, up to the window. False if the source takes no question: the transfer has ended."""
         questions: list[ReadRows] = []
-        while transfer.asked < transfer.goal and len(transfer.reads) + len(transfer.writes) < WINDOW:
-            query = self._question(transfer)
-            transfer.reads[query] = transfer.asked
-            questions.append(ReadRows(query, transfer.number, transfer.stream, transfer.asked, transfer.most))
-            transfer.asked += transfer.most
-        if not questions:
-            return True
+        while len(transfer.reads) + len(transfer.writes) < WINDOW:
+            if transfer.asked < transfer.goal:
+                # The last rows before a state are exactly those: behind others it would be of no use.
+                most = min(transfer.most, transfer.goal - transfer.asked) if transfer.state_rows else transfer.most
+                asked = ReadRows(self._question(transfer), transfer.number, transfer.stream, transfer.asked, most)
+                transfer.reads[asked.query] = asked
+                transfer.asked += most
+                questions.append(asked)
+            elif transfer.asks_state:
+                questions.append(self._state_question(transfer))
+            else:
+                break
+        return self._send(transfer, questions) if questions else True
+
+    def _state_question(self, transfer: _Transfer) -> ReadRows:
+        query, start = self._question(transfer), transfer.state_asked
+        asked = ReadRows(query, transfer.number, transfer.stream, start, CHUNK_BYTES, state=True)
+        transfer.reads[query] = asked
+        transfer.state_asked += CHUNK_BYTES
+        return asked
+
+    def _send(self, transfer: _Transfer, questions: list[ReadRows]) -> bool:
         try:
             transfer.source.worker.send_nowait(questions)
         except WorkerUnavailable as error:
@@ -290,28 +319,38 @@ class RowTransfers:
 
     def _pass_on(self, transfer: _Transfer, event: Rows) -> str:
         """Give a part to the target. Returns why the transfer ends, or nothing."""
-        start, count = transfer.reads.pop(event.query), len(event.tokens)
+        asked = transfer.reads.pop(event.query)
+        if asked.state:
+            return self._pass_state_on(transfer, asked, event)
+        start, count = asked.start, len(event.tokens)
         if not start:
-            transfer.goal = event.held
+            transfer.goal, transfer.state_bytes = event.held, event.state
             if transfer.sequence.attempts[-1].started is None:
                 return "early"
             if event.held < MIN_ROWS:
                 return "short"
             if not self._gains(transfer):
                 return "slow"
-        if count < transfer.most:
-            if not count or transfer.reads:  # it lost its rows meanwhile, as when it was preempted
+        if count < asked.most:
+            if not count or transfer.reads or transfer.state_rows:  # it lost its rows meanwhile, as by a preemption
                 return "unread"
             transfer.asked = start + count
-        write = WriteRows(
-            self._question(transfer),
-            transfer.number,
-            transfer.sequence.submit.tenant,
-            start,
-            event.tokens,
-            event.rows,
-            event.digest,
-        )
+        return self._give(transfer, start, event)
+
+    def _pass_state_on(self, transfer: _Transfer, asked: ReadRows, event: Rows) -> str:
+        """Give a part of the recurrent state to the target. The rows before it that the target lacks go as well."""
+        if not asked.start:
+            if event.held < transfer.asked:
+                return "unread"
+            transfer.goal = transfer.state_rows = event.held
+        if len(event.rows) != min(asked.most, transfer.state_bytes - asked.start) or event.held != transfer.state_rows:
+            return "unread"
+        return self._give(transfer, asked.start, event, state=event.held)
+
+    def _give(self, transfer: _Transfer, start: int, event: Rows, state: int = 0) -> str:
+        """Give what the source has answered to the target. Returns why the transfer ends, or nothing."""
+        tenant, query = transfer.sequence.submit.tenant, self._question(transfer)
+        write = WriteRows(query, transfer.number, tenant, start, event.tokens, event.rows, event.digest, state)
         try:
             transfer.target.worker.send_nowait([write])
         except WorkerUnavailable as error:
@@ -352,7 +391,7 @@ class RowTransfers:
     def _finish(self, transfer: _Transfer) -> None:
         """The target has the rows."""
         model, now = transfer.source.model, self._loop.time()
-        size = transfer.written * transfer.row_bytes
+        size = transfer.written * transfer.row_bytes + transfer.state_bytes
         ratio, _ = self._rates.get(model, (DecayedRatio(), 0.0))
         ratio.add(size, max(now - transfer.began, 1e-6))
         self._rates[model] = ratio, now

@@ -452,13 +452,15 @@ def test_a_first_token_is_reported_once_and_of_a_sequence_that_it_has() -> None:
 
 ROWS_ASKED = ReadRows(7, 1, 1, start=10, most=4)
 ROWS_GIVEN = WriteRows(8, 1, "", 10, (5, 6), bytes(8), bytes(16))
+STATE_ASKED = ReadRows(10, 1, 1, start=10, most=4, state=True)
+STATE_GIVEN = WriteRows(11, 1, "", 10, (), bytes(8), bytes(16), 30)
 
 
 def with_rows() -> OutputCheck:
     """A worker with four bytes a row, which was asked for rows and given some."""
     check = asked()
     check.check(Ready(Capabilities(), rows_format="f", row_bytes=4), 0.0)
-    check.sent([ROWS_ASKED, ROWS_GIVEN], 0.0)
+    check.sent([ROWS_ASKED, ROWS_GIVEN, STATE_ASKED, STATE_GIVEN], 0.0)
     return check
 
 
@@ -471,6 +473,10 @@ def with_rows() -> OutputCheck:
         Rows(7, held=99, tokens=(1, 2, 3, 4), rows=bytes(16)),
         RowsWritten(8, 12),
         RowsWritten(8, text="no room"),
+        Rows(10),
+        Rows(10, held=12, rows=bytes(4), state=14),
+        RowsWritten(11, 30),
+        RowsWritten(11, text="no rows"),
     ],
 )
 def test_answers_about_rows_are_taken_once(answer: Rows | RowsWritten) -> None:
@@ -493,6 +499,11 @@ def test_answers_about_rows_are_taken_once(answer: Rows | RowsWritten) -> None:
         RowsWritten(7),
         RowsWritten(8, 11),
         RowsWritten(9, 12),
+        Rows(10, held=12, rows=bytes(5), state=20),
+        Rows(10, held=12, rows=bytes(4), state=13),
+        Rows(10, held=12, tokens=(1,), rows=bytes(4), state=20),
+        Rows(10, held=CONTEXT + 1, rows=bytes(4), state=20),
+        RowsWritten(11, 10),
         Tokenized(7, 1),
     ],
 )

@@ -186,10 +186,10 @@ class Answer:
     logprobs: tuple[Logprobs, ...] = ()
 
 
-def undisturbed(submit: Submit) -> Answer:
-    """The answer of a sequence that nothing disturbs."""
+def undisturbed(submit: Submit, runner: Callable[[], Runner] | None = None) -> Answer:
+    """The answer of a sequence that nothing disturbs, of a runner as that of an `EngineWorker`."""
     events: list[Event] = []
-    worker = EngineWorker()
+    worker = EngineWorker(runner=runner)
     worker.say = lambda event, incarnation=None: events.append(event)  # type: ignore[method-assign]
     worker.send_nowait([submit])
     while not worker.idle:

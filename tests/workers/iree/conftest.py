@@ -26,7 +26,7 @@ class Load(Protocol):
     """`IreeRunner.load` with small defaults; `changes` are fields of `LoadOptions`."""
 
     def __call__(
-        self, path: Path = ..., *, progress: Progress = ..., background: bool = ..., **changes: Any
+        self, path: Path = ..., *, progress: Progress = ..., background: bool = ..., mtp: bool = ..., **changes: Any
     ) -> IreeRunner: ...
 
 
@@ -44,11 +44,13 @@ def load(cache_dir: Path, checkpoint: Path) -> Load:
         *,
         progress: Progress = lambda phase, done, total: None,
         background: bool = False,
+        mtp: bool = False,
         **changes: Any,
     ) -> IreeRunner:
-        options = replace(defaults, **changes)
+        options, config = replace(defaults, **changes), ModelConfig.from_dir(path)
+        config = config.with_mtp() if mtp else config
         with compiling_here():
-            return IreeRunner.load(path, ModelConfig.from_dir(path), options, progress, background=background)
+            return IreeRunner.load(path, config, options, progress, background=background)
 
     return load
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import Load, fetch_all
@@ -18,8 +19,9 @@ from workers.iree.runner import IreeRunner
 
 MODELS = [
     pytest.param(("lfm2", {"dtype": "float32"}), id="lfm2"),
-    pytest.param(("qwen3_5_text", {"dtype": "bfloat16", "quantize": "int8"}), id="qwen3_5"),
+    pytest.param(("qwen3_5_text", {"dtype": "bfloat16", "quantize": "int8", "mtp": True}), id="qwen3_5"),
 ]
+FIELDS = {"qwen3_5_text": {"mtp_num_hidden_layers": 1}}
 
 
 class Kept:
@@ -39,8 +41,8 @@ class Kept:
 @pytest.fixture(scope="module", params=MODELS)
 def loaded(request: Any, load: Load, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IreeRunner]:
     family, options = request.param
-    runner = load(make_checkpoint(tmp_path_factory.mktemp("hybrid"), family), **options)
-    fetch_all(runner, "decode_1")
+    runner = load(make_checkpoint(tmp_path_factory.mktemp("hybrid"), family, fields=FIELDS.get(family)), **options)
+    fetch_all(runner, "decode_1", "mtp_8", "rows")
     yield runner
     runner.close()
 
@@ -128,6 +130,39 @@ def test_gate_with_drafts(hybrid: IreeRunner) -> None:
     assert min(report.cancelled, report.resumed, report.reported, report.prompts_reported) > 0
     assert report.drafted > 50
     assert 0 < report.accepted < report.drafted
+
+
+def test_drafts_of_the_head_change_no_answer(hybrid: IreeRunner) -> None:
+    """Most are rejected, and taken back from the recurrent state as well."""
+    if hybrid.draft_head is None:
+        pytest.skip("the model has no head")
+    made: Any = lambda: Kept(hybrid)  # noqa: E731
+    report = run_gate(made, requests=16, by_head=True)
+    assert report.drafted > 50
+    assert report.accepted < 0.5 * report.drafted
+
+
+def test_a_head_that_is_right_is_believed(load: Load, tmp_path: Path) -> None:
+    """The model predicts from a row's token alone, and the head as the model: their layers add nothing."""
+    path = make_checkpoint(tmp_path, "qwen3_5_text", fields=FIELDS["qwen3_5_text"])
+    make_right(path)
+    runner = load(path, dtype="bfloat16", quantize="int8", mtp=True)
+    fetch_all(runner, "mtp_8", "rows")
+    report = run_gate(lambda: runner, requests=12, by_head=True)
+    assert report.drafted > 30
+    assert report.accepted > 0.9 * report.drafted
+
+
+def make_right(path: Path) -> None:
+    """Leave the tokens to embeddings, norms and the matrix of the logits."""
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) or "pre_fc_norm" in name:
+            tensors[name] = np.zeros_like(tensor)
+    hidden = len(tensors["mtp.norm.weight"])
+    tensors["mtp.norm.weight"] = tensors["model.norm.weight"]
+    tensors["mtp.fc.weight"] = np.eye(hidden, 2 * hidden, dtype=np.float32)
+    write_safetensors(path / "model.safetensors", tensors)
 
 
 def test_a_reset_slot_has_the_initial_state(hybrid: IreeRunner) -> None:

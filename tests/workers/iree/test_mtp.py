@@ -12,6 +12,7 @@ from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import fetch_all
 from tests.workers.mtp_gate import run_mtp_gate, tokens_of
 from tests.workers.mtp_reference import MtpReference
+from tests.workers.qwen_mtp_reference import QwenMtpReference
 from tests.workers.rows_gate import run_rows_gate
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.runner import IreeRunner
@@ -23,13 +24,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), "mimo", tied=False)
 
 
-def load_with_head(path: Path, cache_dir: Path, **changes: Any) -> IreeRunner:
+def load_with_head(
+    path: Path, cache_dir: Path, graphs: tuple[str, ...] = ("mtp", "rows"), **changes: Any
+) -> IreeRunner:
     given: dict[str, Any] = {"dtype": "float32", **changes}
     options = LoadOptions(device="local-task", slots=8, context=96, cache_dir=cache_dir, **given)
     config = ModelConfig.from_dir(path).with_mtp()
     with compiling_here():
         runner = IreeRunner.load(path, config, options, lambda phase, done, total: None, background=False)
-    fetch_all(runner, "mtp", "rows")
+    fetch_all(runner, *graphs)
     return runner
 
 
@@ -52,6 +55,20 @@ def test_rows_are_moved_and_reused_with_those_of_the_head(path: Path, cache_dir:
     one.close()
     other.close()
     run_prefix_gate(lambda: load_with_head(path, cache_dir))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    "family", ["qwen3_5_text", pytest.param("qwen3_next", marks=[pytest.mark.slow, pytest.mark.exhaustive])]
+)
+def test_the_head_of_a_hybrid_model_computes_what_the_reference_does(
+    family: str, tmp_path: Path, cache_dir: Path
+) -> None:
+    """Also after a rejected draft, and after a copy."""
+    path = make_checkpoint(tmp_path, family, tied=False, fields={"mtp_num_hidden_layers": 1})
+    runner = load_with_head(path, cache_dir, ("mtp_8", "rows"))
+    run_mtp_gate(runner, QwenMtpReference(path), tokens_of(60))
+    runner.close()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
+from msgspec import structs
 from safetensors.numpy import load_file
 
 from tests.checkpoints import make_checkpoint, write_safetensors
@@ -212,6 +213,24 @@ def test_a_head_whose_tensors_are_missing_is_left_out(tmp_path: Path) -> None:
     assert not config.mtp
     assert [(log["event"], log["log_level"]) for log in logs] == [("mtp_head_missing", "warning")]
     assert served_config(spec("mlx", str(path), device="cpu", speculate="auto")) == config
+
+
+@pytest.mark.parametrize(("stated", "there"), [(1, True), (0, True), (1, False)])
+def test_a_head_of_a_hybrid_model_is_known_by_its_tensors(tmp_path: Path, stated: int, there: bool) -> None:
+    """Whatever config.json states; and it is served where rejected drafts can be taken back from the state."""
+    path = make_checkpoint(tmp_path, "qwen3_5_text", fields={"mtp_num_hidden_layers": 1})
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"mtp_num_hidden_layers": 1', f'"mtp_num_hidden_layers": {stated}'))
+    if not there:
+        tensors = load_file(path / "model.safetensors")
+        del tensors["mtp.fc.weight"]
+        write_safetensors(path / "model.safetensors", tensors)
+    for backend, slots, served in (("iree", 8, there), ("iree", 2, there), ("mlx", 8, False)):
+        given = spec(backend, str(path), device="" if backend == "iree" else "cpu", max_batch_size=slots)
+        with structlog.testing.capture_logs() as logs:
+            assert open_checkpoint(structs.replace(given, speculate="auto"))[1].mtp == served
+            assert not open_checkpoint(structs.replace(given, speculate="off"))[1].mtp
+        assert logs == []
 
 
 def test_the_cache_of_the_head_is_part_of_the_memory(tmp_path: Path) -> None:

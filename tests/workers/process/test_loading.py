@@ -16,6 +16,7 @@ from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
 from workers.engine.states.snapshot_store import OVERHEAD_BYTES
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused
+from workers.prefix_store.entry import stored_size
 from workers.process import loading
 from workers.process.draft_loading import drafter_of
 from workers.process.loading import kv_tokens, load, make_speculator, memory_bytes, prefix_tier, warm_up
@@ -161,11 +162,21 @@ def test_a_draft_model_with_a_recurrent_state_is_refused() -> None:
         drafter_of(draft)
 
 
-def test_a_tier_that_keeps_no_recurrent_state_is_off(tmp_path: Path) -> None:
+def test_a_tier_needs_a_cache_of_the_recurrent_states_and_rows(tmp_path: Path) -> None:
     spec = scripted(prefix_cache_bytes=1 << 20, prefix_cache_dir=str(tmp_path / "prefixes"))
+    stateful, rowless = ScriptedRunner(state_bytes=STATE_BYTES), ScriptedRunner(state_bytes=STATE_BYTES, row_bytes=0)
     with capture_logs() as logs:
-        assert prefix_tier(spec, ScriptedRunner(state_bytes=STATE_BYTES)) is None
-    assert [log["reason"] for log in logs] == ["the model has a recurrent state, which the tier does not keep"]
+        assert prefix_tier(spec, stateful) is None
+        assert prefix_tier(spec, rowless, 1 << 20) is None
+    assert [log["reason"] for log in logs] == [
+        "the model has a recurrent state, and the cache of states (state_cache_bytes) is off",
+        "the model has no cached rows",
+    ]
+    tier = prefix_tier(spec, stateful, 1 << 20)
+    assert tier is not None
+    tier.close()
+    least = PrefixTier.least_bytes(stateful.capabilities)
+    assert least == PrefixTier.least_bytes(ScriptedRunner().capabilities) + stored_size(STATE_BYTES)
 
 
 @pytest.mark.parametrize(("sources", "level"), [({}, "info"), ({"prefix_cache_bytes": "a file"}, "warning")])

@@ -17,6 +17,7 @@ from workers.checkpoints.architectures.parts import (
     HeadNorm,
     KvShape,
     LayerConfig,
+    MtpNames,
     Names,
     NormKind,
     Norms,
@@ -91,6 +92,8 @@ class ModelConfig:
     quantization: Quantization | None
     norm_kind: NormKind = "rms"
     """The kind of all norms."""
+    mtp_names: MtpNames | None = None
+    """The names of heads for multi-token prediction; None if the family has none."""
     norm_weights: bool = True
     norm_biases: bool = False
     """The norms of hidden rows have weights, and biases."""
@@ -218,6 +221,14 @@ class ModelConfig:
         """Bytes of the recurrent state of one slot, in float32."""
         return 4 * self.state_values
 
+    @property
+    def conv_state_values(self) -> int:
+        """Values of that state which are inputs of convolutions: those of a model with them are of its own type on
+        backends that keep them so."""
+        parts = {"convolution": self.convolution, "gated_delta": self.delta}
+        convolutions = (parts.get(each.kind) for each in self.plan)
+        return sum((each.taps - 1) * each.channels for each in convolutions if each is not None)
+
     def state_offset(self, layer: int) -> int:
         """Return how many values the recurrent state of one slot has in the first `layer` layers."""
         sizes = {
@@ -312,6 +323,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         o_bias=o_bias,
         mtp_layers=_mtp_layers(fields, family),
         mtp=False,
+        mtp_names=family.mtp,
         max_positions=_max_positions(fields, family, ropes),
         dtype=_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),
@@ -506,9 +518,9 @@ def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[b
 
 def _mtp_layers(fields: Fields, family: Family) -> int:
     """Read the number of heads for multi-token prediction, which may be 0."""
-    if not family.mtp_heads or fields.get("num_nextn_predict_layers", 0) == 0:
+    if family.mtp is None or fields.get(family.mtp.field, 0) == 0:
         return 0
-    layers: int = fields.integer("num_nextn_predict_layers", most=MAX_PARTS)
+    layers: int = fields.integer(family.mtp.field, most=MAX_PARTS)
     return layers
 
 

@@ -14,7 +14,7 @@ from workers.checkpoints.architectures.family import (
 )
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
 from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTRAL_EXPERTS, MIXTURES, MULTIPLIERS
-from workers.checkpoints.architectures.parts import Names
+from workers.checkpoints.architectures.parts import MTP_NAMES, Names
 
 GEMMA = frozenset({"final_logit_softcapping", "query_pre_attn_scalar"})
 GEMMA_DEFAULTS = {
@@ -44,7 +44,7 @@ FAMILIES: Mapping[str, Family] = {
         biases=True,
         windowed=from_max_window_layers,
         window_switch=True,
-        mtp_heads=True,
+        mtp=MTP_NAMES,
         defaults=QWEN_DEFAULTS,
     ),
     "qwen3": Family(

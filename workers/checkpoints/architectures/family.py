@@ -13,6 +13,7 @@ from workers.checkpoints.architectures.parts import (
     ExpertRouter,
     HeadNorm,
     MixerKind,
+    MtpNames,
     Names,
     NormKind,
     Norms,
@@ -170,8 +171,8 @@ class Family:
     layers_with_experts: Callable[[Fields, int], tuple[bool, ...]] | None = None
     """The rule that says for each of a number of layers whether it has experts. None: `decoder_sparse_step` and
     `mlp_only_layers` decide."""
-    mtp_heads: bool = False
-    """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
+    mtp: MtpNames | None = None
+    """The names of the heads for multi-token prediction that checkpoints may have."""
     reads: frozenset[str] = frozenset()
     """The fields of `NEUTRAL` that the family has."""
     field_names: Mapping[str, str] = field(default_factory=dict)

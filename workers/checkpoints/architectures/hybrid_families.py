@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from workers.checkpoints.architectures.family import Family
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.parts import Names, Norms
+from workers.checkpoints.architectures.parts import QWEN_MTP, Names, Norms
 
 
 def attention_where_listed(fields: Fields, layers: int) -> list[str]:
@@ -71,6 +71,7 @@ HYBRIDS: Mapping[str, Family] = {
         partial_rope=True,
         rope_sections=True,
         other_tensors=("mtp.",),
+        mtp=QWEN_MTP,
         defaults={
             "num_key_value_heads": 4,
             "head_dim": 256,

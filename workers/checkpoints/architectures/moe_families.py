@@ -6,7 +6,7 @@ from dataclasses import replace
 from workers.checkpoints.architectures.family import Family, all_layers, every_other_before_max_window_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS, attention_every_few
-from workers.checkpoints.architectures.parts import ExpertNames, ExpertRouter, Names
+from workers.checkpoints.architectures.parts import QWEN_MTP, ExpertNames, ExpertRouter, Names
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
 ROUTED = EXPERTS | {"n_routed_experts", "routed_scaling_factor"}
@@ -141,6 +141,7 @@ QWEN3_5 = Family(
     partial_rope=True,
     rope_sections=True,
     other_tensors=("mtp.",),
+    mtp=QWEN_MTP,
     experts=True,
     expert_ffn="moe_intermediate_size",
     shared_ffn=SHARED_WIDTH,

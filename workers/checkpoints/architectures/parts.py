@@ -109,6 +109,44 @@ class ExpertRouter:
 
 
 @dataclass(frozen=True, slots=True)
+class MtpNames:
+    """The names of a head for multi-token prediction, and what it starts from; those of MiMo by default."""
+
+    field: str = "num_nextn_predict_layers"
+    """The field of config.json with the number of heads."""
+    own: str = "model.mtp_layers.0."
+    """Prefix of the tensors beside those of the layer, of the first head."""
+    layer: str = "model.mtp_layers.0."
+    """Prefix of the tensors of its layer."""
+    input: str = "input_proj"
+    """The projection of a hidden row and an embedding, side by side."""
+    token: str = "token_layernorm"
+    hidden: str = "hidden_layernorm"
+    """The norms of both."""
+    final: str = "final_layernorm"
+    token_first: bool = False
+    """The embedding is before the hidden row."""
+    by_presence: bool = False
+    """A checkpoint with all tensors has the head, whatever config.json states."""
+
+    @property
+    def tensors(self) -> str:
+        """Return what the names of the tensors of all heads begin with."""
+        return self.own.removesuffix("0.")
+
+
+MTP_NAMES = MtpNames()
+QWEN_MTP = MtpNames(
+    "mtp_num_hidden_layers",
+    *("mtp.", "mtp.layers.0."),
+    *("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
+    token_first=True,
+    by_presence=True,
+)
+"""Those of Qwen3.5 and Qwen3-Next (vLLM, `qwen3_5_mtp.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: of `count` experts the `per_token` with the highest router scores compute a row."""
 

@@ -62,19 +62,24 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
 def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
     """List the tensors of the first head for multi-token prediction: a layer behind those of the model, and what is
     before and after it."""
-    prefix, number, hidden = f"{MTP_LAYERS}0.", config.layers, config.hidden_size
-    own = [Tensor("input", (("input_proj.weight", (hidden, 2 * hidden)),))]
-    for name, source in (("token", "token_layernorm"), ("hidden", "hidden_layernorm"), ("final", "final_layernorm")):
+    names, number, hidden = config.mtp_names, config.layers, config.hidden_size
+    if names is None:
+        return
+    own = [Tensor("input", ((f"{names.input}.weight", (hidden, 2 * hidden)),))]
+    for name, source in (("token", names.token), ("hidden", names.hidden), ("final", names.final)):
         own.append(Tensor(f"norm_{name}", ((f"{source}.weight", (hidden,)),), config.norm_offset))
-    for part in (*own, *_layer(config, number, LayerConfig())):
-        sources = tuple((prefix + name, shape) for name, shape in part.sources)
-        yield replace(part, name=f"{number}.{part.name}", sources=sources)
+    layer = _layer(config, number, LayerConfig(experts=config.experts is not None))
+    for prefix, parts in ((names.own, own), (names.layer, layer)):
+        for part in parts:
+            sources = tuple((prefix + source, shape) for source, shape in part.sources)
+            yield replace(part, name=f"{number}.{part.name}", sources=sources)
 
 
 def has_mtp(names: Container[str], config: ModelConfig) -> bool:
     """Return whether a checkpoint has all tensors of its head for multi-token prediction."""
-    sources = (source for tensor in mtp_tensors(config) for source, _ in tensor.sources)
-    return config.mtp_layers > 0 and all(source in names for source in sources)
+    if config.mtp_names is None or not (config.mtp_layers or config.mtp_names.by_presence):
+        return False
+    return all(source in names for tensor in mtp_tensors(config) for source, _ in tensor.sources)
 
 
 def _layer(config: ModelConfig, number: int, layer: LayerConfig) -> Iterator[Tensor]:

@@ -27,7 +27,7 @@ OTHER_TYPES: Mapping[str, np.dtype[Any]] = {
 """Types of integers by safetensors' names."""
 PLAIN = (".gate.weight", ".router.weight")
 """Endings of routers, which are never served quantized: an error in one chooses other experts."""
-MTP = "model.mtp_layers."
+MTP = ("model.mtp_layers.", "mtp.")
 """Prefix of heads for multi-token prediction, which are served in the model's type."""
 
 

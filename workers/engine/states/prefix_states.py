@@ -18,8 +18,12 @@ class PrefixStates:
     """Used by the scheduler alone. Snapshots are taken at regular lengths, which prompts with a common prefix share, at
     the end of a prompt, and where others that wait have a prefix in common with it."""
 
-    def __init__(self, capabilities: RunnerCapabilities, store: SnapshotStore, prefixes: PrefixPolicy) -> None:
+    def __init__(
+        self, capabilities: RunnerCapabilities, store: SnapshotStore, prefixes: PrefixPolicy, block_rows: int = 0
+    ) -> None:
+        """`block_rows` are those of a block of the prefix tier, which saves snapshots; 0 without one."""
         self.store = store
+        self._block = block_rows
         self._exact = capabilities.exact_rows
         self._spacing = capabilities.prefill_chunks[-1]
         self._enabled = prefixes.enabled and store.fits(capabilities.state_bytes)
@@ -43,6 +47,9 @@ class PrefixStates:
             assert found is not None, "`usable` has found it in this step"
             self.store.hit(found)
             sequence.snapshot = found
+        if self._block and length:
+            within = self.store.within(sequence.request.tenant, self._digests(sequence), length)
+            sequence.cached.states = [each for each in within if each.length % self._block == 0]
         return sequence.snapshot
 
     def chunk_length(self, sequence: EngineSequence, start: int, length: int) -> int:
@@ -50,8 +57,20 @@ class PrefixStates:
         if not self._enabled:
             return length
         step = self._step(sequence)
-        ends = [(start // step + 1) * step, *(end for end in sequence.shared_ends if end > start)]
+        others = (*sequence.shared_ends, *self._tier_ends(sequence))
+        ends = [(start // step + 1) * step, *(end for end in others if end > start)]
         return min(length, min(ends) - start)
+
+    def _tier_ends(self, sequence: EngineSequence) -> tuple[int, ...]:
+        """Return the lengths within a prompt after which the prefix tier wants the state: at the last end of a block
+        that is before its last token, unless a regular one is nearly as long, and of those that are pinned."""
+        if not self._block or not self._enabled:
+            return ()
+        block, step, longest = self._block, self._step(sequence), sequence.prefill_length - 1
+        last = longest // block * block
+        regular = last // step * step if step % block == 0 else 0
+        pinned = (min(pin.rows, longest) // block * block for pin in sequence.request.pins)
+        return (*((last,) if last - regular >= self._least else ()), *pinned)
 
     def wants(self, sequence: EngineSequence) -> bool:
         """Return whether to take a snapshot after the rows that a sequence has now, within its prompt or at its end: of
@@ -61,8 +80,22 @@ class PrefixStates:
             return False
         last = not self._exact and len(sequence.chunk_ends) > 1 and rows == sequence.chunk_ends[-2]
         regular = rows % self._step(sequence) == 0
-        if not (regular or last or rows == sequence.prefill_length or rows in sequence.shared_ends):
+        shared = rows in sequence.shared_ends or rows in self._tier_ends(sequence)
+        if not (regular or last or shared or rows == sequence.prefill_length):
             return False
+        return self._lacks(sequence)
+
+    def wants_decoded(self, sequence: EngineSequence) -> bool:
+        """Return whether the prefix tier wants the state after the rows that a decoding sequence has now: at ends of
+        blocks, about as far apart as the regular snapshots of prompts."""
+        rows = sequence.cached.rows
+        if not self._block or rows % self._block or not self._enabled:
+            return False
+        before = sequence.cached.states[-1].length if sequence.cached.states else sequence.reused or 0
+        return rows - before >= self._step(sequence) and self._lacks(sequence)
+
+    def _lacks(self, sequence: EngineSequence) -> bool:
+        rows = sequence.cached.rows
         digest = self._digests(sequence).of(rows)
         return digest is not None and not self.store.holds(digest)
 
@@ -72,6 +105,8 @@ class PrefixStates:
         snapshot = self.store.add(sequence.request.tenant, self._digests(sequence), rows, state)
         if snapshot is not None:
             sequence.unproven.append(snapshot)
+            if self._block and rows % self._block == 0:
+                sequence.cached.states.append(snapshot)
 
     def gains_by_waiting(
         self, sequence: EngineSequence, start: int, other: EngineSequence, other_start: int, least: int

@@ -24,11 +24,23 @@ class SlotSnapshots:
     def take(self, sequence: EngineSequence) -> None:
         """Take a snapshot after a chunk of a sequence, if one is wanted there. If it cannot be read, later sequences
         compute more."""
-        if self._states is None or not self._states.wants(sequence):
-            return
+        if self._states is not None and self._states.wants(sequence):
+            self._take(self._states, sequence)
+
+    def take_decoded(self, sequence: EngineSequence) -> None:
+        """Take a snapshot after a decoded token, if the prefix tier wants one there."""
+        if self._states is not None and self._states.wants_decoded(sequence):
+            self._take(self._states, sequence)
+
+    def read(self, sequence: EngineSequence) -> bytes | None:
+        """Return the recurrent state after the rows of a sequence; None if it cannot be read."""
         try:
-            state = bytes(self._runner.read_state(sequence.slot))
+            # Rows of a rejected draft may lie behind its own.
+            return bytes(self._runner.read_state(sequence.slot, sequence.cached.rows))
         except Exception as error:  # noqa: BLE001 - any error of a device: the sequence itself is not concerned
             self._log.error("state_not_read", stream=sequence.request.stream, slot=sequence.slot, exc_info=error)
-            return
-        self._states.taken(sequence, state)
+            return None
+
+    def _take(self, states: PrefixStates, sequence: EngineSequence) -> None:
+        if (state := self.read(sequence)) is not None:
+            states.taken(sequence, state)

@@ -77,6 +77,14 @@ class SnapshotStore:
         digest = digests.of(matching[count - 1]) if count else None
         return None if digest is None else self._held[digest]
 
+    def within(self, tenant: str, digests: SequenceDigests, most: int) -> list[Snapshot]:
+        """Return the snapshots of all prefixes of a sequence with at most `most` tokens, shortest first."""
+        if tenant not in self._lengths:
+            return []
+        matching = digests.matching(self._version, lambda: self._matching(tenant, digests))
+        named = [digests.of(length) for length in matching[: bisect_right(matching, most)]]
+        return [self._held[digest] for digest in named if digest is not None]
+
     def _matching(self, tenant: str, digests: SequenceDigests) -> list[int]:
         """Return the lengths of the snapshots of a sequence's prefixes, in order."""
         lengths = self._lengths[tenant]

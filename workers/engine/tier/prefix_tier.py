@@ -8,7 +8,7 @@ What nobody is known to ask for again costs a bounded share of the time, and is 
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 
 import structlog
@@ -18,7 +18,9 @@ from protocol.events import SharedTier
 from workers.engine.prefix_match import CachedRows, PinnedPrefix
 from workers.engine.runner import Runner, RunnerCapabilities
 from workers.engine.sequence import EngineSequence
+from workers.engine.states.snapshot_store import Snapshot
 from workers.engine.tier.save_budget import SaveBudget
+from workers.engine.tier.stored_states import StoredStates
 from workers.prefix_store.block import RowBlock, extend, root, rows_of_block
 from workers.prefix_store.entry import stored_size
 from workers.prefix_store.store import PrefixStore
@@ -53,6 +55,8 @@ class PrefixTier:
         self._format = capabilities.rows_format
         self._row_bytes = capabilities.row_bytes
         self.block_rows = rows_of_block(self._row_bytes) if block_rows is None else block_rows
+        self._states = StoredStates(store, runner, self.block_rows) if capabilities.state_bytes else None
+        """Of a model with a recurrent state."""
         self.clock = clock
         self._log = structlog.get_logger()
         self._saves = True
@@ -70,15 +74,15 @@ class PrefixTier:
 
     @staticmethod
     def serves(capabilities: RunnerCapabilities) -> bool:
-        """Return whether rows of a runner can be restored: they are the same whichever chunks computed them, and all of
-        the state of a sequence."""
-        rows = capabilities.rows_format and capabilities.row_bytes and not capabilities.state_bytes
-        return bool(capabilities.exact_rows and rows)
+        """Return whether rows of a runner can be restored: there are any, which are the same, as the recurrent state
+        after them, whichever chunks computed them."""
+        return bool(capabilities.exact_rows and capabilities.rows_format and capabilities.row_bytes)
 
     @staticmethod
     def least_bytes(capabilities: RunnerCapabilities) -> int:
-        """Return the bytes of a store with one block."""
-        return stored_size(rows_of_block(capabilities.row_bytes) * capabilities.row_bytes)
+        """Return the bytes of a store with one block, and with the recurrent state after it."""
+        block = stored_size(rows_of_block(capabilities.row_bytes) * capabilities.row_bytes)
+        return block + (stored_size(capabilities.state_bytes) if capabilities.state_bytes else 0)
 
     @property
     def shared(self) -> SharedTier:
@@ -101,10 +105,14 @@ class PrefixTier:
         """Read the blocks that a new sequence is going to take while it waits: those beyond the rows that it can take
         from a slot, of which `held` returns the number."""
         rows = self.rows_for(sequence)
+        if self._states is not None and (known := self._known_blocks(sequence.cached.blocks)):
+            sequence.shared_ends.add(known * self.block_rows)  # others will begin behind these as well
         if rows and rows > (other := held(sequence)):
             blocks = sequence.cached.blocks[other // self.block_rows : rows // self.block_rows]
             self._expected.add(sequence.request.stream)
             self._store.expect(sequence.request.stream, blocks, self._block_bytes)
+            if self._states is not None:
+                self._store.expect(sequence.request.stream, [blocks[-1].state], self._states.state_bytes)
 
     def forget(self, stream: int) -> None:
         """Read no more for a sequence that has ended, or takes no rows."""
@@ -113,20 +121,22 @@ class PrefixTier:
             self._store.forget(stream)
 
     def rows_for(self, sequence: EngineSequence) -> int:
-        """Return the first rows of a prompt that the store has. At least one token is left to compute."""
+        """Return the first rows of a prompt that the store has, with the recurrent state after them if the model has
+        one. At least one token is left to compute."""
         if sequence.reports_prompt:
             return 0
         blocks = self._blocks(sequence.cached, (sequence.prefill_length - 1) // self.block_rows)
         count = 0
         while count < len(blocks) and self._store.holds(blocks[count]):
             count += 1
-        return count * self.block_rows
+        return (count if self._states is None else self._states.longest(blocks, count)) * self.block_rows
 
     def restore(self, sequence: EngineSequence, until: float) -> Iterator[int]:
         """Write blocks of rows to the slot of a sequence, until a time of `clock`; one at least.
 
         Yields the rows of each block, which the caller records before it goes on. If a block cannot be read, the
-        sequence computes the rest. Raises what the runner raises.
+        sequence computes the rest: with a recurrent state, from the longest block before it with a state on. Then it
+        yields a negative number, of the rows that it does not keep. Raises what the runner raises.
         """
         size = self.block_rows
         while sequence.cached.rows < sequence.restores_to:
@@ -139,6 +149,9 @@ class PrefixTier:
             if self.clock() >= until:
                 break
         if sequence.cached.rows >= sequence.restores_to:
+            if self._states is not None:
+                sequence.restores_to = self._states.restore(sequence)
+                yield sequence.restores_to - sequence.cached.rows
             self._restored(sequence)
 
     def _restored(self, sequence: EngineSequence) -> None:
@@ -165,10 +178,13 @@ class PrefixTier:
         """Drop the blocks that a sequence has started with: its logits are not finite."""
         for block in sequence.cached.blocks[: sequence.cached.rows // self.block_rows]:
             self._store.discard(block)
+        if self._states is not None:
+            self._states.discard(sequence.cached.blocks[: sequence.cached.rows // self.block_rows])
         sequence.cached.saved_blocks = None
 
     def save(self, slots: Iterable[tuple[int, CachedRows]], *, idle: bool, step_s: float) -> None:
-        """Save blocks of these slots that the store does not have, the first of each sequence first.
+        """Save blocks of these slots that the store does not have, the first of each sequence first, and then the
+        recurrent state after them.
 
         Those that an earlier sequence had as well, or that are pinned, are saved in any case: they will be asked for
         again. Others take a bounded share of the time of steps, of which this one took `step_s`, or wait until the
@@ -184,11 +200,11 @@ class PrefixTier:
         for known in (True, False):
             for slot, cached in held:
                 most = min(self._wanted(cached), self._proven(cached)) if known else self._proven(cached)
-                while (block := self._next_unsaved(cached, most)) is not None:
+                while (unsaved := self._next_unsaved(cached, most)) is not None:
                     if not left or not (known or idle or self._budget.allows):
                         self.unsaved = True
                         return
-                    if not self._save(slot, cached, block, IDLE_WAIT_S if idle else 0.0):
+                    if not self._save(slot, cached, unsaved, IDLE_WAIT_S if idle else 0.0):
                         self.unsaved = self._saves
                         return
                     left -= 1
@@ -204,7 +220,7 @@ class PrefixTier:
             if not (count := self._proven(cached)):
                 return 0
             blocks = self._blocks(cached, count)[:count]
-            cached.wanted_blocks = sum(1 for _ in takewhile(lambda block: block.key in self._seen, blocks))
+            cached.wanted_blocks = self._known_blocks(blocks)
             for block in blocks:
                 self._seen[block.key] = None
                 self._seen.move_to_end(block.key)
@@ -212,6 +228,10 @@ class PrefixTier:
                 self._seen.popitem(last=False)
         pinned = max((self._pinned_blocks(pin) for pin in cached.pins), default=0)
         return max(cached.wanted_blocks, pinned)
+
+    def _known_blocks(self, blocks: Sequence[RowBlock]) -> int:
+        """Return how many of the first blocks of a sequence an earlier one had as well."""
+        return sum(1 for _ in takewhile(lambda block: block.key in self._seen, blocks))
 
     def _pin(self, cached: CachedRows) -> None:
         """Pin the prefixes of a sequence all of whose blocks the store has."""
@@ -221,6 +241,8 @@ class PrefixTier:
             count = self._pinned_blocks(pin)
             if 0 < count <= cached.saved_blocks:
                 blocks = tuple(self._blocks(cached, count)[:count])
+                if self._states is not None:
+                    self._states.pin(cached, count, pin.seconds)
                 self._store.pin(client_of(cached.tenant), blocks, self._block_bytes, pin.seconds)
         cached.pins = tuple(pin for pin in cached.pins if self._pinned_blocks(pin) > cached.saved_blocks)
 
@@ -232,16 +254,28 @@ class PrefixTier:
     def _block_bytes(self) -> int:
         return self.block_rows * self._row_bytes
 
-    def _next_unsaved(self, cached: CachedRows, most: int) -> RowBlock | None:
-        """Return the first block of a sequence that the store does not have, of the first `most`."""
+    def _next_unsaved(self, cached: CachedRows, most: int) -> RowBlock | Snapshot | None:
+        """Return the first block of a sequence that the store does not have, of the first `most`, or the state after
+        them."""
         while cached.saved_blocks is not None and cached.saved_blocks < most:
             block = self._blocks(cached, cached.saved_blocks + 1)[cached.saved_blocks]
             if not self._store.holds(block):
                 return block
             cached.saved_blocks += 1
-        return None
+        if self._states is None or cached.saved_blocks is None:
+            return None
+        return self._states.unsaved(cached, min(most, cached.saved_blocks))
 
-    def _save(self, slot: int, cached: CachedRows, block: RowBlock, wait_s: float) -> bool:
+    def _save(self, slot: int, cached: CachedRows, unsaved: RowBlock | Snapshot, wait_s: float) -> bool:
+        if isinstance(unsaved, RowBlock):
+            return self._save_block(slot, cached, unsaved, wait_s)
+        if not self._store.has_room(wait_s):
+            return False
+        assert self._states is not None, "it has a state to save"
+        self._states.save(cached, unsaved)
+        return True
+
+    def _save_block(self, slot: int, cached: CachedRows, block: RowBlock, wait_s: float) -> bool:
         assert cached.saved_blocks is not None, "it has a block to save"
         if cached.saved_blocks and not self._store.holds(cached.blocks[cached.saved_blocks - 1]):
             cached.saved_blocks = None  # the store is too small: what comes after would not be found

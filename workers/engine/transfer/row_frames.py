@@ -4,12 +4,14 @@ Runs on the event loop: a megabyte takes about a millisecond."""
 
 from protocol.commands import WriteRows
 from protocol.events import Rows, RowsWritten
-from protocol.rows_digest import rows_digest
+from protocol.rows_digest import rows_digest, state_format
 from workers.engine.transfer.row_exchange import RowsAnswer, RowsRead
 
 
 def refusal(given: WriteRows, rows_format: str) -> RowsWritten | None:
     """Return the answer to rows that a worker with this format does not take; None if their digest is right."""
+    if given.state:
+        rows_format = state_format(rows_format, given.state)
     if rows_digest(rows_format, given.transfer, given.start, given.tokens, given.rows) == given.digest:
         return None
     return RowsWritten(given.query, text="the digest is not that of these rows in this format")
@@ -20,5 +22,7 @@ def rows_frame(answer: RowsAnswer, rows_format: str) -> Rows | RowsWritten:
     if not isinstance(answer, RowsRead):
         return RowsWritten(answer.query, answer.rows, answer.text)
     asked, tokens, rows = answer.asked, answer.tokens, bytes(answer.rows)
-    digest = rows_digest(rows_format, asked.transfer, asked.start, tokens, rows) if tokens else b""
-    return Rows(asked.query, answer.held, tokens, rows, digest)
+    if asked.state:
+        rows_format = state_format(rows_format, answer.held)
+    digest = rows_digest(rows_format, asked.transfer, asked.start, tokens, rows) if rows else b""
+    return Rows(asked.query, answer.held, tokens, rows, digest, answer.state)

@@ -17,6 +17,7 @@ from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
 from workers.iree.kernels.matmul.packing import GROUPS
 from workers.iree.model.kv_layout import CacheLayout
 from workers.iree.model.plain_ops import PlainOps
+from workers.iree.model.state_versions import rollback_rows
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.width_padding import WidthPadding
@@ -76,7 +77,7 @@ class Recipe(Struct, frozen=True):
             flags=device.compile_flags(),
             target=device.compile_target(),
             cache_dir=str(options.cache_dir),
-            mtp=config.mtp and verifies_drafts(device.uri, options.slots),
+            mtp=config.mtp and verifies_drafts(device.uri, options.slots) and _takes_back(config, options.slots),
             threads=device.threads,
             embeddings=options.embeddings,
             queries=options.attention,
@@ -126,6 +127,11 @@ class Recipe(Struct, frozen=True):
     def compiler(self) -> Compiler:
         """Return the compiler with its cache. Raises `CacheError`."""
         return Compiler(Path(self.cache_dir), self.flags, self.target)
+
+
+def _takes_back(config: ModelConfig, slots: int) -> bool:
+    """Return whether rejected drafts can be taken back from the recurrent state of a model, if it has one."""
+    return not config.state_layers or rollback_rows(config, slots) > 1
 
 
 def choose_ops(

@@ -1,7 +1,7 @@
 """The head for multi-token prediction: a layer that predicts the token after the next one.
 
 It gets the hidden row of a token and the embedding of the token after it, each normed, side by side and projected. As
-in MiMo (https://arxiv.org/abs/2505.07608). The keys and values of the layer are the last ones of the cache.
+in MiMo (https://arxiv.org/abs/2505.07608) and Qwen3.5. The keys and values of the layer are the last ones of the cache.
 """
 
 from dataclasses import replace
@@ -58,7 +58,7 @@ def mtp_cache(
 
 def _with_layer(config: ModelConfig) -> ModelConfig:
     """Return the model with the head as its last layer."""
-    return replace(config, plan=(*config.plan, LayerConfig()))
+    return replace(config, plan=(*config.plan, LayerConfig(experts=config.experts is not None)))
 
 
 def _projected(
@@ -71,6 +71,8 @@ def _projected(
         _norm(hidden, w[name + "norm_hidden"], eps, values),
         _norm(embed(config, ops, w, inputs), w[name + "norm_token"], eps, values),
     ]
+    if config.mtp_names is not None and config.mtp_names.token_first:
+        sides.reverse()
     _, both = ops.norm(jnp.concatenate(sides, axis=1), None, None, None, eps, live=live)
     x = ops.linear(both, w[name + "input"], config.hidden_size, None, live)
     return ops.norm(x, None, None, w[name + "norm_attention"], eps, live=live)

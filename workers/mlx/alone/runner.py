@@ -198,10 +198,10 @@ class LoneRunner:
         """Raise `ValueError` as `read_rows` does."""
         check_write(self.capabilities, lambda _: self._caches.rows, slot, start, len(rows))
 
-    def read_state(self, slot: int) -> bytes:
+    def read_state(self, slot: int, length: int | None = None) -> bytes:
         """The state is that of caches that cannot be truncated, with zeros behind it."""
         with self._owner.selected():
-            self._states.check_read(slot)
+            self._states.check_read(slot, 0 if length is None else self._caches.rows - length)
             state = self._caches.state
         size = self.capabilities.state_bytes
         if len(state) + 4 > size:

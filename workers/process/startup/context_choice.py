@@ -15,10 +15,10 @@ from workers.checkpoints.weight_size import ITEM_BYTES, kv_row_bytes, weight_byt
 from workers.errors import LoadRefused
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
-from workers.iree.model.state_versions import state_versions
 from workers.iree.model.width_padding import WidthPadding
 from workers.iree.model.window_ring import TILE_ROWS, ring_rows
 from workers.process.spec import WorkerSpec
+from workers.process.startup.state_sizes import all_states_bytes
 from workers.process.startup.tier_reserve import tier_reserve
 
 ContextBound = Literal["", "setting", "memory", "device"]
@@ -122,13 +122,6 @@ def _ring_rows(spec: WorkerSpec, config: ModelConfig) -> int:
     return ring_rows(config, spec.max_batch_size, context)
 
 
-def state_bytes(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> int:
-    """Return the bytes of the recurrent states of all slots: on a CPU, as elsewhere there are fewer."""
-    if isinstance(config, LoneConfig):  # known when it is loaded
-        return 0
-    return spec.max_batch_size * state_versions(config, spec.max_batch_size) * config.state_bytes
-
-
 def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
     """Return the bytes of the KV caches of one token: of the model, and of its draft model if there is one."""
     own = row_bytes(spec, backend, config)
@@ -156,7 +149,7 @@ def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig
     spec = replace(spec, chosen_context=context)
     one, most = row_bytes(spec, backend, config), spec.kv_bytes
     if not most:
-        most = min(spec.kv_most or MAX_COUNT, _free_for_kv(spec, config, os.getppid()))
+        most = min(spec.kv_most or MAX_COUNT, _free_for_kv(spec, backend, config, os.getppid()))
     if not spec.draft_model:
         return max(context * one, most)
     rows = min(most // both_row_bytes(spec, backend, config), spec.max_batch_size * context)
@@ -168,14 +161,14 @@ def kind_of(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> WeightDtype:
     return config.dtype if spec.dtype == "auto" else spec.dtype
 
 
-def _free_for_kv(spec: WorkerSpec, config: ModelConfig | LoneConfig, server: int) -> int:
+def _free_for_kv(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig, server: int) -> int:
     """The bytes that remain for the KV cache of a worker of the process `server`."""
     path = Path(spec.model_path)
     if isinstance(config, LoneConfig):
         weights = config.weight_bytes(path, spec.dtype)
     else:
         weights = weight_bytes(open_weights(path, spec.quantize), kind_of(spec, config), spec.quantize, mtp=config.mtp)
-    weights += state_bytes(spec, config) + ring_bytes(spec, "iree", config)
+    weights += all_states_bytes(spec, backend, config) + ring_bytes(spec, backend, config)
     if spec.draft_model:
         draft = Path(spec.draft_model)
         kind = kind_of(spec, ModelConfig.from_dir(draft))
@@ -188,7 +181,7 @@ def _free_for_kv(spec: WorkerSpec, config: ModelConfig | LoneConfig, server: int
 def _rows(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
     """Return the rows that the KV cache can have. For the server itself: its workers get their context."""
     one = both_row_bytes(spec, backend, config)
-    free = spec.kv_bytes or _free_for_kv(spec, config, os.getpid())
+    free = spec.kv_bytes or _free_for_kv(spec, backend, config, os.getpid())
     return min(min(free, spec.kv_most or free) // one, addressed_rows(spec, one))
 
 

@@ -69,6 +69,7 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     from workers.process.startup.context_choice import ContextChoice
     from workers.process.startup.draft_plan import check_draft
     from workers.process.startup.sparse_plan import check_sparse
+    from workers.process.startup.state_sizes import check_state_cache
 
     path = Path(spec.model_path)
     config = served_config(spec)
@@ -79,6 +80,7 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
         check_draft(spec, backend, config)
     if spec.sparse_prefill:
         check_sparse(spec, config)
+    check_state_cache(spec, backend, config)
     quantize, chosen = config.choose_quantization(spec.quantize), ContextChoice.of(spec, backend, config)
     context = chosen.context
     device, computes = _device(spec, backend, config)

@@ -14,14 +14,8 @@ from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
 from workers.process.backends import may_verify_drafts
 from workers.process.spec import WorkerSpec
-from workers.process.startup.context_choice import (
-    both_row_bytes,
-    kind_of,
-    kv_bytes_of,
-    ring_bytes,
-    row_bytes,
-    state_bytes,
-)
+from workers.process.startup.context_choice import both_row_bytes, kind_of, kv_bytes_of, ring_bytes, row_bytes
+from workers.process.startup.state_sizes import all_states_bytes
 
 
 class DraftRefused(LoadRefused):
@@ -84,7 +78,8 @@ class DraftPlan:
             weight_bytes(open_weights(Path(path), spec.quantize), kind_of(spec, each), spec.quantize)
             for path, each in ((spec.model_path, config), (spec.draft_model, small))
         )
-        states = sum(state_bytes(spec, each) for each in (config, small)) + ring_bytes(spec, backend, config)
+        states = sum(all_states_bytes(spec, backend, each) for each in (config, small))
+        states += ring_bytes(spec, backend, config)
         return cls(
             replace(own, context=most, kv_bytes=rows * row_bytes(own, backend, small)),
             Needed(weights, rows * both_row_bytes(spec, backend, config), spec.max_batch_size, context, states),

@@ -14,8 +14,8 @@ from workers.process.startup.context_choice import (
     allocates_cache,
     both_row_bytes,
     ring_bytes,
-    state_bytes,
 )
+from workers.process.startup.state_sizes import all_states_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,6 @@ class Footprint:
             weights, states = config.weight_bytes(path, spec.dtype), 0
         else:
             weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
-            states = sum(state_bytes(spec, ModelConfig.from_dir(each)) for each in paths)
+            states = sum(all_states_bytes(spec, backend, ModelConfig.from_dir(each)) for each in paths)
             states += ring_bytes(spec, backend, config)
         return cls(weights, one, rows, least, most, states, isinstance(config, LoneConfig))

@@ -4,12 +4,12 @@ import structlog
 
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.states.snapshot_store import OVERHEAD_BYTES
-from workers.errors import LoadRefused
 from workers.process.spec import WorkerSpec
+from workers.process.startup.state_sizes import check_bytes
 
 STATE_CACHE_SHARE = 1 / 16
-"""Most of the free memory that recurrent states of all workers take, unless a size is set. It is that of the prefix
-tier, which keeps nothing of models that have such states."""
+"""Most of the free memory that recurrent states of all workers take, unless a size is set: as much as the prefix
+tier."""
 
 
 def state_cache_bytes(spec: WorkerSpec, capabilities: RunnerCapabilities, free: int) -> int:
@@ -29,8 +29,8 @@ def state_cache_bytes(spec: WorkerSpec, capabilities: RunnerCapabilities, free: 
     if size >= least:
         log.info("state_cache", bytes=size, states=size // least)
         return size
-    reason = f"state_cache_bytes: a recurrent state of {spec.model_name} takes {least}, more than {size}"
     if asked:
-        raise LoadRefused(f"{reason}: set {least} at least, or 0 to keep none")
+        check_bytes(spec, capabilities.state_bytes)
+    reason = f"state_cache_bytes: a recurrent state of {spec.model_name} takes {least}, more than {size}"
     log.info("state_cache_off", reason=reason)
     return 0

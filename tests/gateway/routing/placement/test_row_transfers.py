@@ -21,8 +21,9 @@ from protocol.commands import Command, ReadRows, Submit, WriteRows
 from protocol.errors import ErrorCode
 from protocol.events import Event, Failed, Rows, RowsWritten, StartedStream, Step
 from tests.gateway.harness import virtual
-from tests.gateway.harness.engines import Answer, EngineWorker, answer_of, undisturbed
-from workers.scripted.runner import ROW_BYTES
+from tests.gateway.harness.engines import LETTERS, Answer, EngineWorker, answer_of, undisturbed
+from workers.engine.runner import Runner
+from workers.scripted.runner import ROW_BYTES, ScriptedRunner
 
 pytestmark = pytest.mark.anyio
 
@@ -44,10 +45,11 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pair:
     """Two workers, the first of which gets the first request."""
 
-    def __init__(self, *, slots: int = 4) -> None:
+    def __init__(self, *, slots: int = 4, runner: Callable[[], Runner] | None = None) -> None:
         self.settings = GatewaySettings()
         self.router = Router(self.settings)
-        self.a, self.b = EngineWorker("a", slots=slots), EngineWorker("b", slots=slots)
+        self.a, self.b = (EngineWorker(name, slots=slots, runner=runner) for name in "ab")
+        self._runner = runner
         self.a.join(self.router)
         self.b.join(self.router)
         self.workers: list[EngineWorker] = [self.a, self.b]
@@ -60,7 +62,7 @@ class Pair:
         request = RequestDecoder(self.settings).completion(json.dumps(body | fields).encode()).request
         group = self.router.open(request, "r", key=key, checked=True)
         self.texts[group] = ""
-        self.expected[group] = undisturbed(group.sequences[0].submit)
+        self.expected[group] = undisturbed(group.sequences[0].submit, self._runner)
         return group
 
     async def run(self, until: Callable[[], bool], most: int = 400, pause_s: float = 0.0) -> None:
@@ -122,6 +124,43 @@ async def test_a_sequence_goes_on_with_its_rows() -> None:
         "only what was generated during the transfer is computed"
     )
     assert not pair.a.engine.gauges().slots_active
+
+
+def stateful() -> Runner:
+    """A runner whose recurrent state takes several parts, and of which rejected drafts could be taken back."""
+    size = 5 * PART * ROW_BYTES - 3
+    return ScriptedRunner(slots=4, alphabet=LETTERS, state_bytes=size, decode_rows=8, rollback_rows=4)
+
+
+@pytest.mark.parametrize("part", [PART, 1000], ids=["several parts", "one part"])
+async def test_the_recurrent_state_goes_after_the_rows(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_transfers, "CHUNK_BYTES", part * ROW_BYTES)
+    pair = Pair(runner=stateful)
+    group = await begun(pair)
+    pair.drain()
+    await pair.run(lambda: group.sequences[0].worker == "b")
+    assert tokens(group) < 60, "it was moved while it ran"
+    await pair.run_to_the_end()
+    assert pair.outcomes() == {"moved": 1}
+    assert pair.b.engine.gauges().prefill_tokens <= 2 * WINDOW
+
+
+@pytest.mark.parametrize("change", [lambda data: data[::-1], lambda data: data[:-1]], ids=["damaged", "shortened"])
+async def test_a_state_that_is_damaged_on_its_way_is_not_used(change: Callable[[bytes], bytes]) -> None:
+    pair = Pair(runner=stateful)
+    await begun(pair)
+    say = pair.a.say
+
+    def saying(event: Event, incarnation: int | None = None) -> None:
+        if isinstance(event, Rows) and event.rows and not event.tokens:
+            event = replace(event, rows=change(event.rows))
+        say(event, incarnation)
+
+    pair.a.say = saying  # type: ignore[method-assign]
+    pair.drain()
+    await pair.run_to_the_end()
+    assert "moved" not in pair.outcomes()
+    assert sum(pair.outcomes().values()) == row_transfers.ATTEMPTS
 
 
 async def test_few_parts_are_on_their_way_at_once() -> None:

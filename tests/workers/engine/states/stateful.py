@@ -53,8 +53,8 @@ class StatefulRunner(ScriptedRunner):
         self.owners[target] = tenant
         self.copied += length
 
-    def read_state(self, slot: int) -> bytes:
-        state = super().read_state(slot)
+    def read_state(self, slot: int, length: int | None = None) -> bytes:
+        state = super().read_state(slot, length)
         self.read[id(state)] = (state, self.owners[slot])
         return state
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.commands import ReadRows, WriteRows
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.engine.states.stateful import StatefulRunner
@@ -16,10 +15,9 @@ from workers.engine.request import EngineRequest
 from workers.engine.speculation.speculator import Speculator
 from workers.engine.states.snapshot_store import OVERHEAD_BYTES
 from workers.engine.step_result import SequenceEnd, StepResult
-from workers.engine.tier.prefix_tier import PrefixTier
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import Fault, raising
-from workers.scripted.runner import ROWS_FORMAT, STATE_BYTES, ScriptedRunner
+from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
 SHARED = (1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1)
 ONE = STATE_BYTES + OVERHEAD_BYTES
@@ -143,7 +141,7 @@ def test_snapshots_of_a_prompt_leave_room_for_those_of_others() -> None:
 class Unreadable(StatefulRunner):
     """Runner whose states cannot be read."""
 
-    def read_state(self, slot: int) -> bytes:
+    def read_state(self, slot: int, length: int | None = None) -> bytes:
         raise RuntimeError("the device does not answer")
 
 
@@ -229,19 +227,6 @@ def test_nothing_is_drafted_without_rows_to_take_back(rollback_rows: int) -> Non
     runner = StatefulRunner(decode_rows=8, rollback_rows=rollback_rows)
     with pytest.raises(ValueError, match="rollback_rows"):
         Speculator(runner.capabilities)
-
-
-def test_neither_tier_nor_transfers_take_rows_without_their_state() -> None:
-    engine, runner = make()
-    assert not PrefixTier.serves(runner.capabilities)
-    assert PrefixTier.serves(ScriptedRunner().capabilities)
-    assert engine.rows_format == ""
-    engine.submit(EngineRequest(1, SHARED, max_tokens=9))
-    engine.step()
-    assert engine.read_rows(ReadRows(1, 7, 1, 0, 8)).tokens == ()
-    taken = engine.write_rows(WriteRows(2, 7, "", 0, (1,), bytes(8), b""))
-    assert (taken.rows, taken.text) == (0, "the model has a recurrent state, which rows of others lack")
-    assert runner.capabilities.rows_format != ROWS_FORMAT
 
 
 def test_the_gates_hold_with_a_recurrent_state() -> None:

@@ -20,8 +20,9 @@ from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
 from workers.prefix_store.entry import stored_size
 from workers.prefix_store.store import PrefixStore
-from workers.scripted.runner import ROW_BYTES, ScriptedRunner
+from workers.scripted.runner import ROW_BYTES, STATE_BYTES, ScriptedRunner
 
+STATEFUL = {"state_bytes": STATE_BYTES}
 PROMPT = tuple(at * 5 % 257 for at in range(100))
 BLOCKS = 6
 """Whole blocks of the prompt."""
@@ -62,8 +63,9 @@ def files(path: Path) -> list[Path]:
     return [file for file in path.iterdir() if file.name not in ("lock", "users")]
 
 
-def test_gate(path: Path) -> None:
-    run_tier_gate(scripted, path)
+@pytest.mark.parametrize("options", [{}, STATEFUL], ids=["rows", "states"])
+def test_gate(path: Path, options: dict[str, int]) -> None:
+    run_tier_gate(lambda: scripted(**options), path)
 
 
 def test_a_prefix_outlives_the_requests_that_take_its_slot(path: Path) -> None:

@@ -22,11 +22,12 @@ from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.states.snapshot_store import OVERHEAD_BYTES
 from workers.engine.step_result import Token
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.prefix_store.store import PrefixStore
 from workers.sampling.sample_spec import SampleSpec
-from workers.scripted.runner import ScriptedRunner
+from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
 VOCAB = 512
 CONTEXT = 96
@@ -42,9 +43,16 @@ SAMPLINGS = (
 class Failing(ScriptedRunner):
     """Its answers repeat themselves often. So many of a thousand calls raise, and as many samples are not finite."""
 
-    def __init__(self, seed: int = 0, failures: int = 0) -> None:
+    def __init__(self, seed: int = 0, failures: int = 0, state_bytes: int = 0) -> None:
         super().__init__(
-            slots=3, context=CONTEXT, vocab_size=VOCAB, prefill_chunks=(4, 16), alphabet=(97, 98), decode_rows=9
+            slots=3,
+            context=CONTEXT,
+            vocab_size=VOCAB,
+            prefill_chunks=(4, 16),
+            alphabet=(97, 98),
+            decode_rows=9,
+            state_bytes=state_bytes,
+            rollback_rows=4 if state_bytes else 0,
         )
         self._randomness = random.Random(seed)
         self._failures = failures
@@ -65,6 +73,10 @@ class Failing(ScriptedRunner):
     def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
         self._maybe_raise(slot)
         super().write_rows(slot, start, rows)
+
+    def write_state(self, slot: int, state: bytes | memoryview) -> None:
+        self._maybe_raise(slot)
+        super().write_state(slot, state)
 
     def _sample_or_none(self, slot: int, spec: SampleSpec, value: int) -> int | None:
         if not self._fails():
@@ -105,9 +117,11 @@ def resumed(request: EngineRequest, tokens: Sequence[Token]) -> EngineRequest:
     return replace(request, resume=resume, constraint=constraint)
 
 
-def plain(request: EngineRequest) -> list[Token]:
+def plain(request: EngineRequest, state_bytes: int) -> list[Token]:
     """The tokens of a request alone, on a worker that reuses no rows and drafts nothing."""
-    engine = BatchEngine(Failing(), max_queue=1, step_tokens=64, prefixes=PrefixPolicy(enabled=False))
+    engine = BatchEngine(
+        Failing(state_bytes=state_bytes), max_queue=1, step_tokens=64, prefixes=PrefixPolicy(enabled=False)
+    )
     engine.submit(resumed(request, ()))
     tokens: list[Token] = []
     while not engine.idle:
@@ -139,6 +153,7 @@ class Worker:
             tier=self.tier,
             speculator=always(self.runner.capabilities, batched=drafting, beside_prompts=True),
             clock=lambda: next(times) / 1000,
+            state_cache_bytes=8 * (STATE_BYTES + OVERHEAD_BYTES),
         )
         self.got = got
         self.live: dict[int, EngineRequest] = {}
@@ -147,6 +162,10 @@ class Worker:
         self.engine.submit(resumed(request, self.got[request.stream]))
         self.live[request.stream] = request
 
+    def plain(self, request: EngineRequest) -> list[Token]:
+        """The tokens of a request on a worker without."""
+        return plain(request, self.runner.capabilities.state_bytes)
+
     def step(self) -> None:
         result = self.engine.step()
         assert self.runner.failed or not result.failures
@@ -154,11 +173,11 @@ class Worker:
             self.got[token.stream].append(token)
         for end in result.ends:
             request = self.live.pop(end.stream)
-            assert self.got[end.stream] == plain(request), request
+            assert self.got[end.stream] == self.plain(request), request
             assert end.completion_tokens == len(self.got[end.stream])
         for failure in result.failures:
             request = self.live.pop(failure.stream)
-            assert self.got[failure.stream] == plain(request)[: len(self.got[failure.stream])], request
+            assert self.got[failure.stream] == self.plain(request)[: len(self.got[failure.stream])], request
         slots = self.engine._scheduler.slots
         assert slots.free_rows >= 0
         for sequence in self.engine._scheduler._running():
@@ -178,7 +197,10 @@ def move(one: Worker, other: Worker, request: EngineRequest, randomness: random.
         taken = other.engine.write_rows(WriteRows(2, transfer, request.tenant, start, read.tokens, rows, b""))
         if taken.rows != start + len(read.tokens):
             break
-        start = taken.rows
+        start, size = taken.rows, read.state
+        if size and randomness.random() < 0.3:
+            start = move_state(one, other, request, (transfer, start, randomness.choice((5, size)))) or start
+            break
         if randomness.random() < 0.4:
             one.step()
         if randomness.random() < 0.2:
@@ -189,12 +211,53 @@ def move(one: Worker, other: Worker, request: EngineRequest, randomness: random.
     return start > 0
 
 
-@pytest.mark.parametrize(("failures", "drafts"), [(0, ()), (0, (0, 0)), (10, ()), (10, (2, 0))])
+def move_state(one: Worker, other: Worker, request: EngineRequest, at: tuple[int, int, int]) -> int:
+    """Move the recurrent state of a stream in parts, with the rows before it that are missing, while the stream goes
+    on. Returns the rows that the other worker has then; 0 if it took not all."""
+    transfer, start, most = at
+    offset = held = 0
+    while held == 0 or offset < STATE_BYTES:
+        read = one.engine.read_rows(ReadRows(1, transfer, request.stream, offset, most, state=True))
+        if not read.rows or held not in (0, read.held):
+            return 0
+        held, state = read.held, bytes(read.rows)
+        given = WriteRows(2, transfer, request.tenant, offset, (), state, b"", held)
+        if not other.engine.write_rows(given).rows:
+            return 0
+        offset += len(state)
+        if offset == len(state):
+            one.step()
+    if held > start:
+        rows = one.engine.read_rows(ReadRows(1, transfer, request.stream, start, held - start))
+        given = WriteRows(2, transfer, request.tenant, start, rows.tokens, bytes(rows.rows), b"")
+        return other.engine.write_rows(given).rows
+    return held
+
+
+@pytest.mark.parametrize(
+    ("failures", "drafts", "state_bytes"),
+    [
+        (0, (), 0),
+        (0, (0, 0), 0),
+        (10, (), 0),
+        (10, (2, 0), 0),
+        (0, (0, 0), STATE_BYTES),
+        (10, (2, 0), STATE_BYTES),
+    ],
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_streams_are_those_of_a_worker_without(
-    seed: int, failures: int, drafts: tuple[int, ...], tmp_path: Path
+    seed: int,
+    failures: int,
+    drafts: tuple[int, ...],
+    state_bytes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`drafts` are the failures of the draft model of each worker; one that has failed drafts no more."""
+    monkeypatch.setattr(
+        "workers.engine.tier.save_budget.BURST_S", 60.0
+    )  # what is saved does not depend on this machine
     randomness = random.Random(seed)
     got: dict[int, list[Token]] = {}
     workers = [
@@ -202,7 +265,7 @@ def test_streams_are_those_of_a_worker_without(
             tmp_path / "store",
             got,
             randomness.choice((1 << 16, 1 << 24)),
-            Failing(number + 2 * seed, failures),
+            Failing(number + 2 * seed, failures, state_bytes),
             Failing(seed, drafts[number]) if drafts else None,
         )
         for number in range(2)
@@ -223,7 +286,7 @@ def test_streams_are_those_of_a_worker_without(
             elif chance < 0.3 and live:
                 stream = randomness.choice(live).stream
                 assert one.engine.cancel(stream) is not None
-                assert got[stream] == plain(one.live.pop(stream))[: len(got[stream])]
+                assert got[stream] == one.plain(one.live.pop(stream))[: len(got[stream])]
             elif chance < 0.32:
                 for worker in workers:
                     worker.engine.settle()
@@ -235,7 +298,7 @@ def test_streams_are_those_of_a_worker_without(
     gauges = [worker.engine.gauges() for worker in workers]
     assert min(sum(each.accepted_tokens for each in gauges), moved)
     assert failures or sum(each.preemptions for each in gauges)
-    assert sum(each.stored_tokens for each in gauges), "rows of the tier were used"
+    assert state_bytes or sum(each.stored_tokens for each in gauges), "rows of the tier were used"
     for worker in workers:
         while not worker.engine.idle:
             worker.step()

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from protocol.bounds import MAX_ROWS_BYTES
@@ -11,9 +12,9 @@ from protocol.rows_digest import rows_digest
 from workers.engine.engine import BatchEngine
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
-from workers.engine.transfer.row_exchange import RowsRead, RowsTaken
+from workers.engine.transfer.row_exchange import STATES_READ, RowsRead, RowsTaken
 from workers.engine.transfer.row_frames import refusal, rows_frame
-from workers.scripted.runner import ROW_BYTES, ROWS_FORMAT, ScriptedRunner
+from workers.scripted.runner import ROW_BYTES, ROWS_FORMAT, STATE_BYTES, ScriptedRunner
 
 PROMPT = tuple(range(40))
 CONTEXT = 64
@@ -128,6 +129,90 @@ def test_a_sequence_continues_with_the_rows_of_its_tenant(size: int, tenant: str
     target.submit(EngineRequest(1, PROMPT, resume=resume, tenant=tenant))
     assert tokens(target, 3)[:3] == expected
     assert target.gauges().prefill_tokens == (43 if tenant else 1)
+
+
+def state(source: BatchEngine, start: int, most: int, *, tenant: str = "") -> WriteRows:
+    """A part of the recurrent state of the sequence, as the gateway passes it on."""
+    read = source.read_rows(ReadRows(5, 9, 1, start, most, state=True))
+    frame = rows_frame(read, source.rows_format)
+    return WriteRows(6, 9, tenant, start, (), bytes(read.rows), getattr(frame, "digest", b""), read.held)
+
+
+STATEFUL: Any = {"state_bytes": STATE_BYTES}
+
+
+@pytest.mark.parametrize("size", [5, STATE_BYTES - 1, STATE_BYTES, 99])
+@pytest.mark.parametrize("first", ["rows", "state"])
+def test_a_sequence_continues_with_its_recurrent_state(size: int, first: str) -> None:
+    """The state is that after the rows at its first part, whenever its other parts and the last rows are read."""
+    source, target = running(**STATEFUL), engine(**STATEFUL)
+    assert target.write_rows(part(source, 0, 40)).rows == 40
+    parts = [state(source, 0, size)]
+    expected = tokens(source, 1)
+    parts += [state(source, start, size) for start in range(size, STATE_BYTES, size)]
+    assert source.read_rows(ReadRows(5, 9, 1, size, size, state=True)).rows == b"", "it is not kept"
+    given = [part(source, 40, 2), *parts] if first == "rows" else [*parts, part(source, 40, 2)]
+    for each in given:
+        assert refusal(each, target.rows_format) is None
+        assert target.write_rows(each).rows == 42
+    resume = source.read_rows(ReadRows(5, 9, 1, 0, 43)).tokens[40:]
+    expected += tokens(source, 2)
+    target.submit(EngineRequest(1, PROMPT, resume=resume))
+    assert tokens(target, 3)[:3] == expected
+    assert target.gauges().prefill_tokens == 1
+
+
+def test_rows_without_their_state_are_used_by_no_sequence() -> None:
+    source, target = running(**STATEFUL), engine(**STATEFUL)
+    assert target.write_rows(part(source, 0, 42)).rows == 42
+    assert target.write_rows(state(source, 0, 5)).rows == 42
+    target.submit(EngineRequest(1, PROMPT))
+    target.step()
+    assert target.gauges().prefill_tokens == 40
+    assert free(target) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"start": 6}, "byte 6 does not follow on the 5"),
+        ({"start": 4}, "byte 4 does not follow on the 5"),
+        ({"state": 41}, "does not follow"),
+        ({"rows": bytes(STATE_BYTES - 4)}, "a recurrent state has 16"),
+        ({"rows": b""}, "a recurrent state has 16"),
+        ({"tokens": (1,)}, "a recurrent state has 16"),
+        ({"tenant": "other"}, "of rows that are not held"),
+        ({"transfer": 8}, "of rows that are not held"),
+    ],
+    ids=["a gap", "before", "of other rows", "too long", "empty", "with tokens", "another tenant", "no transfer"],
+)
+def test_parts_of_a_state_follow_one_another(change: dict[str, Any], reason: str) -> None:
+    source, target = running(**STATEFUL), engine(**STATEFUL)
+    assert target.write_rows(part(source, 0, 42)).rows == 42
+    assert target.write_rows(state(source, 0, 5)).rows == 42
+    taken = target.write_rows(structs.replace(state(source, 5, 5), **change))
+    assert (taken.rows, reason in taken.text) == (0, True), taken.text
+
+
+def test_a_state_behind_other_rows_is_refused_with_them() -> None:
+    source, target = running(**STATEFUL), engine(**STATEFUL)
+    given = state(source, 0, STATE_BYTES)
+    source.step()
+    assert target.write_rows(part(source, 0, 43)).rows == 43
+    with capture_logs() as logs:
+        assert "could not be written" in target.write_rows(given).text
+    assert [each["event"] for each in logs] == ["rows_not_written"]
+    assert target.gauges().retained_tokens == 0
+
+
+def test_a_worker_keeps_few_states_for_transfers() -> None:
+    source = running(**STATEFUL)
+    for transfer in range(STATES_READ + 1):
+        assert source.read_rows(ReadRows(5, transfer, 1, 0, 5, state=True)).rows
+    held = [source.read_rows(ReadRows(5, each, 1, 5, 5, state=True)).held for each in range(STATES_READ + 1)]
+    assert held == [0, *[42] * STATES_READ]
+    assert source.read_rows(ReadRows(5, 9, 2, 0, 5, state=True)).held == 0
+    assert running().read_rows(ReadRows(5, 9, 1, 0, 5, state=True)).held == 0, "a model without a state"
 
 
 @pytest.mark.parametrize(
