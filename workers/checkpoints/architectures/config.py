@@ -8,13 +8,14 @@ from typing import Any, Literal
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.family import ACTIVATIONS, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds
+from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds, read_mamba
 from workers.checkpoints.architectures.parts import (
     Activation,
     Experts,
     GatedDelta,
     HeadNorm,
     LayerConfig,
+    Mamba2,
     Names,
     NormKind,
     Norms,
@@ -111,6 +112,8 @@ class ModelConfig:
     """The short convolution, of layers of the kind `convolution`."""
     delta: GatedDelta | None = None
     """The gated delta network, of layers of the kind `gated_delta`."""
+    mamba: Mamba2 | None = None
+    """The state space model, of layers of the kind `mamba2`."""
     attention_gate: bool = False
     """The output of attention is gated: the projection of queries has, behind the lanes of each head, as many of its
     gate."""
@@ -145,7 +148,7 @@ class ModelConfig:
 
     def state_index(self, layer: int) -> int:
         """Return how many of the first `layer` layers have a recurrent state."""
-        return layer - self.kv_index(layer)
+        return sum(each.recurrent for each in self.plan[:layer])
 
     @property
     def state_layers(self) -> int:
@@ -166,8 +169,10 @@ class ModelConfig:
         """Return how many values the recurrent state of one slot has in the first `layer` layers."""
         sizes = {
             "attention": 0,
+            "none": 0,
             "convolution": 0 if self.convolution is None else self.convolution.state_values,
             "gated_delta": 0 if self.delta is None else self.delta.state_values,
+            "mamba2": 0 if self.mamba is None else self.mamba.state_values,
         }
         return sum(sizes[each.kind] for each in self.plan[:layer])
 
@@ -267,6 +272,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         qkv_clip=fields.optional_number("clip_qkv"),
         convolution=read_convolution(fields, plan),
         delta=read_delta(fields, plan),
+        mamba=read_mamba(fields, plan),
         attention_gate=family.attention_gate,
         other_tensors=family.other_tensors,
     )
@@ -360,6 +366,8 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
     if family.rotates_windowed and fields.get("sliding_window") is not None:
         rotated = windowed
+    if not family.positions(fields):
+        rotated = (False,) * layers
     experts = _layers_with_experts(fields, family, layers)
     kinds = read_kinds(fields, family, layers)
     return tuple(
@@ -368,6 +376,7 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
             None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
             experts[layer],
             kinds[layer],
+            not family.single_parts or kinds[layer] == "none",
         )
         for layer in range(layers)
     )

@@ -28,6 +28,7 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "final_logit_softcapping": 0,
     "logit_scale": 1,
     "logits_scaling": 1,
+    "mamba_proj_bias": 0,
     "mlp_bias": 0,
     "no_rope_layers": [],
     "num_experts": 0,
@@ -196,6 +197,10 @@ class Family:
     """The mixers of layers, by their names in `layer_types`; empty: attention in every layer."""
     mixer_rule: Callable[[Fields, int], list[str]] | None = None
     """The rule for `layer_types` where config.json leaves it out."""
+    single_parts: bool = False
+    """A layer has a mixer or an MLP, and not both."""
+    positions: Callable[[Fields], bool] = lambda fields: True
+    """Says whether attention has rotary positions."""
     attention_gate: bool = False
     """Attention's output is multiplied by the sigmoid of a gate, which is projected beside the queries of each head."""
     read_ffn: Callable[[Fields], int] | None = None

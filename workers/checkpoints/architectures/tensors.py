@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
-from workers.checkpoints.architectures.parts import MixerKind
+from workers.checkpoints.architectures.parts import LayerConfig, MixerKind
 from workers.checkpoints.architectures.row_order import PartOrder, RowOrder, RowsOrder
 from workers.checkpoints.json_files import CheckpointError
 
@@ -48,7 +48,7 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
     embedding = (f"{names.embedding}.weight", (config.vocab_size, hidden))
     yield Tensor("embedding", (embedding,))
     for number, layer in enumerate(config.plan):
-        for part in _layer(config, layer.kind, experts=layer.experts):
+        for part in _layer(config, layer):
             sources = tuple((f"{names.layers}{number}.{name}", shape) for name, shape in part.sources)
             yield replace(part, name=f"{number}.{part.name}", sources=sources)
     if config.mtp:
@@ -66,7 +66,7 @@ def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
     own = [Tensor("input", (("input_proj.weight", (hidden, 2 * hidden)),))]
     for name, source in (("token", "token_layernorm"), ("hidden", "hidden_layernorm"), ("final", "final_layernorm")):
         own.append(Tensor(f"norm_{name}", ((f"{source}.weight", (hidden,)),), config.norm_offset))
-    for part in (*own, *_layer(config, "attention", experts=False)):
+    for part in (*own, *_layer(config, LayerConfig())):
         sources = tuple((prefix + name, shape) for name, shape in part.sources)
         yield replace(part, name=f"{number}.{part.name}", sources=sources)
 
@@ -77,11 +77,12 @@ def has_mtp(names: Container[str], config: ModelConfig) -> bool:
     return config.mtp_layers > 0 and all(source in names for source in sources)
 
 
-def _layer(config: ModelConfig, kind: MixerKind, *, experts: bool) -> Iterator[Tensor]:
+def _layer(config: ModelConfig, layer: LayerConfig) -> Iterator[Tensor]:
     """List the tensors of one layer, named within it."""
     yield from _norms(config)
-    yield from _MIXERS[kind](config)
-    yield from _experts(config) if experts else _mlp(config)
+    yield from _MIXERS[layer.kind](config)
+    if layer.mlp:
+        yield from _experts(config) if layer.experts else _mlp(config)
 
 
 def _attention(config: ModelConfig) -> Iterator[Tensor]:
@@ -129,10 +130,28 @@ def _gated_delta(config: ModelConfig) -> Iterator[Tensor]:
     yield Tensor("delta_out", ((f"{name}out_proj.weight", (hidden, kind.values)),))
 
 
+def _mamba2(config: ModelConfig) -> Iterator[Tensor]:
+    """List the projection to gates, inputs, B, C and steps, the convolution's taps and bias, the constants of the
+    heads, and the norm and projection of the output."""
+    hidden, kind, name = config.hidden_size, config.mamba, config.names.mamba
+    assert kind is not None  # a layer is a state space model only where the model has them
+    yield Tensor("mamba_in", ((f"{name}.in_proj.weight", (kind.projected, hidden)),))
+    yield Tensor("mamba_taps", ((f"{name}.conv1d.weight", (kind.channels, 1, kind.taps)),))
+    if kind.conv_bias:
+        yield Tensor("mamba_conv_bias", ((f"{name}.conv1d.bias", (kind.channels,)),))
+    yield Tensor("mamba_decay", ((f"{name}.A_log", (kind.heads,)),))
+    yield Tensor("mamba_step_bias", ((f"{name}.dt_bias", (kind.heads,)),))
+    yield Tensor("mamba_skip", ((f"{name}.D", (kind.heads,)),))
+    yield Tensor("mamba_norm", ((f"{name}.norm.weight", (kind.inner,)),))
+    yield Tensor("mamba_out", ((f"{name}.out_proj.weight", (hidden, kind.inner)),))
+
+
 _MIXERS: Mapping[MixerKind, Callable[[ModelConfig], Iterator[Tensor]]] = {
     "attention": _attention,
     "convolution": _convolution,
     "gated_delta": _gated_delta,
+    "mamba2": _mamba2,
+    "none": lambda config: iter(()),
 }
 
 
