@@ -32,6 +32,7 @@ def nemotron_fields(layers: int) -> dict[str, Any]:
     return {
         "hybrid_override_pattern": ("M-*M" * layers)[:layers],
         "layer_norm_epsilon": 2e-5,
+        "tie_word_embeddings": False,
         "mlp_hidden_act": "relu2",
         "mlp_bias": False,
         "use_bias": False,

@@ -97,6 +97,19 @@ CASES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"family": "granitemoeshared"},
     "qwen3_5_moe_text": {"family": "qwen3_5_moe_text", "tied": False},
     "qwen3_next": {"family": "qwen3_next", "tied": False},
+    "granitemoehybrid": {"family": "granitemoehybrid"},
+    "granitemoehybrid-experts": {
+        "family": "granitemoehybrid",
+        "tied": False,
+        "fields": {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "position_embedding_type": "rope",
+            "mamba_conv_bias": False,
+            "time_step_limit": [0.01, 0.5],
+        },
+    },
+    "nemotron_h": {"family": "nemotron_h", "layers": 4},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""
@@ -112,7 +125,11 @@ PLAIN = ("generic", "granite")
 KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit")
 """The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
 others."""
-IN_JAX = [case for case in CASES if CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS]
+IN_JAX = [
+    case
+    for case in CASES
+    if (CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS) or case == "granitemoehybrid"
+]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
 """mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""

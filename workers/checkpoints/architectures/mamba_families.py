@@ -59,6 +59,8 @@ def nemotron_h(family: Family, fields: Fields) -> Family:
     """Nemotron-H: the number of layers is that of the list, where config.json leaves it out."""
     if fields.get("use_bias", False) is not False:
         raise fields.error("use_bias", "true is not supported, only false")
+    if fields.flag("tie_word_embeddings", False):
+        raise fields.error("tie_word_embeddings", "true is not supported for nemotron_h, only false")
     layers = fields.get("layer_types") or pattern_layers(fields, 0)
     if "moe" in layers:
         raise fields.error("n_routed_experts", "a mixture of experts is not supported for nemotron_h")
