@@ -28,9 +28,9 @@ def granite_fields(layers: int) -> dict[str, Any]:
 
 
 def nemotron_fields(layers: int) -> dict[str, Any]:
-    """The first layers are one of each kind."""
+    """Of three layers each is of another kind."""
     return {
-        "hybrid_override_pattern": ("M-*M" * layers)[:layers],
+        "hybrid_override_pattern": ("M*-" * layers)[:layers],
         "layer_norm_epsilon": 2e-5,
         "tie_word_embeddings": False,
         "mlp_hidden_act": "relu2",

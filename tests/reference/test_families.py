@@ -105,11 +105,10 @@ CASES: dict[str, dict[str, Any]] = {
             "num_local_experts": 6,
             "num_experts_per_tok": 3,
             "position_embedding_type": "rope",
-            "mamba_conv_bias": False,
             "time_step_limit": [0.01, 0.5],
         },
     },
-    "nemotron_h": {"family": "nemotron_h", "layers": 4},
+    "nemotron_h": {"family": "nemotron_h", "layers": 4, "fields": {"use_conv_bias": False}},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""
@@ -128,7 +127,7 @@ others."""
 IN_JAX = [
     case
     for case in CASES
-    if (CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS) or case == "granitemoehybrid"
+    if case not in KERNELS and (CASES[case]["family"] in (*DENSE, *MIXTURES) or case in ("granitemoehybrid", "nemotron_h"))
 ]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")

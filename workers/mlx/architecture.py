@@ -112,6 +112,13 @@ GRANITE_HYBRID = Adapter(
     free_head_dim=False,
     layer_types=True,
     attention_type="attention",
+    takes={
+        # The MLP of models without experts has the layout of the shared expert in checkpoints.
+        "GraniteMoeHybridMLP": (
+            Adapter("granitemoehybrid", always={}, uncompiled={"swiglu": plain_swiglu}),
+            "GraniteMoeHybridSharedMLP",
+        )
+    },
     mixer="mamba",
     adjust=group_norms,
 )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,9 +17,12 @@ from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.mlx.converted_tensors import Groups, read_converted
 from workers.mlx.mtp import MtpLayer, load_mtp
 
+_Item = TypeVar("_Item")
 _AWQ_BITS = 4
 STACKED_BY_MLX_LM = ("qwen3_next",)
 """Families of which mlx-lm stacks the experts where it adds one to the weights of norms as well."""
+SHARED_MLP = (".shared_mlp.", ".mlp.")
+"""Part of the names of tensors of Granite 4 without experts, in checkpoints and in mlx-lm."""
 _EXPERT = re.compile(r"(.+\.)experts\.(\d+)\.((?:gate|up|down)_proj\..+)")
 
 
@@ -35,6 +38,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
     else:
         assert isinstance(weights, SafetensorsWeights)  # there is no third kind
         tensors = {name: tensor for name, tensor in _read(weights).items() if not is_derived(name, config)}
+    if config.family == "granitemoehybrid" and config.experts is None:
+        tensors, groups = _renamed(tensors, *SHARED_MLP), groups and _renamed(groups, *SHARED_MLP)
     if quantization is not None and quantization.method == "awq":
         tensors = _from_awq(tensors)
     if mtp is not None:
@@ -60,6 +65,11 @@ def _read(weights: SafetensorsWeights) -> dict[str, mx.array]:
             files[str(file)] = mx.load(str(file))
         tensors[name] = files[str(file)][stored]
     return tensors
+
+
+def _renamed(items: Mapping[str, _Item], old: str, new: str) -> dict[str, _Item]:
+    """Replace a part of names."""
+    return {name.replace(old, new): item for name, item in items.items()}
 
 
 def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:

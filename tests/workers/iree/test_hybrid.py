@@ -19,7 +19,11 @@ from workers.iree.runner import IreeRunner
 MODELS = [
     pytest.param(("lfm2", {"dtype": "float32"}), id="lfm2"),
     pytest.param(("qwen3_5_text", {"dtype": "bfloat16", "quantize": "int8"}), id="qwen3_5"),
+    pytest.param(("granitemoehybrid", {"dtype": "bfloat16", "quantize": "int4"}), id="granite"),
+    pytest.param(("nemotron_h", {"dtype": "float32"}), id="nemotron_h", marks=pytest.mark.exhaustive),
 ]
+LAYERS = {"nemotron_h": 3}
+"""One of each kind, where a layer is a mixer or an MLP."""
 
 
 class Kept:
@@ -39,7 +43,8 @@ class Kept:
 @pytest.fixture(scope="module", params=MODELS)
 def loaded(request: Any, load: Load, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IreeRunner]:
     family, options = request.param
-    runner = load(make_checkpoint(tmp_path_factory.mktemp("hybrid"), family), **options)
+    path = make_checkpoint(tmp_path_factory.mktemp("hybrid"), family, layers=LAYERS.get(family, 2))
+    runner = load(path, **options)
     fetch_all(runner, "decode_1")
     yield runner
     runner.close()
