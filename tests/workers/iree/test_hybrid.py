@@ -164,3 +164,6 @@ def test_heads_that_are_no_whole_vectors_are_refused(load: Load, tmp_path: Path)
     with pytest.raises(CheckpointError, match="linear_value_head_dim: 24 is no multiple of 16"):
         load(path)
     assert ModelConfig.from_dir(path).delta is not None
+    path = make_checkpoint(tmp_path / "mamba", "nemotron_h", fields={"ssm_state_size": 24})
+    with pytest.raises(CheckpointError, match="ssm_state_size: 24 is no multiple of 16"):
+        load(path)
