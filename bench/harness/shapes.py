@@ -4,10 +4,10 @@
 896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with
 positions extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, 10m drafts for the
 first (2 layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048,
-vocabulary 262144), granite-4.0-h-350m is Granite-4.0-H-350M (32 layers, of which 4 attend and 28 are Mamba-2, width
-768, 12/4 heads, MLP 2048, vocabulary 100352), lfm2-350m is LFM2-350M (16 layers, of which 6 attend, width 1024, 16/8 heads, MLP 4608, vocabulary
-65536), qwen3.5-0.8b is Qwen3.5-0.8B (24 layers, of which 6 attend, width 1024, 8/2 heads of 256 lanes, MLP 3584) with
-a vocabulary of 65536, and tiny is for `--smoke`.
+vocabulary 262144), granite-4.0-h-350m is Granite-4.0-H-350M (32 layers, of which 4 attend and 28 are Mamba-2 of 48
+heads, width 768, 12/4 heads, MLP 2048, vocabulary 100352), lfm2-350m is LFM2-350M (16 layers, of which 6 attend, width
+1024, 16/8 heads, MLP 4608, vocabulary 65536), qwen3.5-0.8b is Qwen3.5-0.8B (24 layers, of which 6 attend, width 1024,
+8/2 heads of 256 lanes, MLP 3584) with a vocabulary of 65536, and tiny is for `--smoke`.
 """
 
 import hashlib

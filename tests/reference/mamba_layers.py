@@ -28,7 +28,7 @@ def granite_fields(layers: int) -> dict[str, Any]:
 
 
 def nemotron_fields(layers: int) -> dict[str, Any]:
-    """Of three layers each is of another kind."""
+    """Three layers are of three kinds."""
     return {
         "hybrid_override_pattern": ("M*-" * layers)[:layers],
         "layer_norm_epsilon": 2e-5,

@@ -127,7 +127,8 @@ others."""
 IN_JAX = [
     case
     for case in CASES
-    if case not in KERNELS and (CASES[case]["family"] in (*DENSE, *MIXTURES) or case in ("granitemoehybrid", "nemotron_h"))
+    if case not in KERNELS
+    and (CASES[case]["family"] in (*DENSE, *MIXTURES) or case in ("granitemoehybrid", "nemotron_h"))
 ]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")

@@ -17,7 +17,7 @@ from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.mlx.converted_tensors import Groups, read_converted
 from workers.mlx.mtp import MtpLayer, load_mtp
 
-_Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
 _AWQ_BITS = 4
 STACKED_BY_MLX_LM = ("qwen3_next",)
 """Families of which mlx-lm stacks the experts where it adds one to the weights of norms as well."""
@@ -67,7 +67,7 @@ def _read(weights: SafetensorsWeights) -> dict[str, mx.array]:
     return tensors
 
 
-def _renamed(items: Mapping[str, _Item], old: str, new: str) -> dict[str, _Item]:
+def _renamed(items: Mapping[str, _Value], old: str, new: str) -> dict[str, _Value]:
     """Replace a part of names."""
     return {name.replace(old, new): item for name, item in items.items()}
 

@@ -44,15 +44,15 @@ def shared_mlp_width(fields: Fields) -> int:
 
 
 def granite(family: Family, fields: Fields) -> Family:
-    """Granite 4: models without experts have the shared one alone. The heads of Mamba-2 are as wide as `mamba_expand`
-    says."""
+    """Granite 4: models with experts have the MLP beside them, as a shared expert. The heads of Mamba-2 are as wide as
+    `mamba_expand` says."""
     heads, inner = fields.integer("mamba_n_heads"), fields.integer("mamba_expand") * fields.integer("hidden_size")
     lanes = fields.get("mamba_d_head", "auto")
     if inner % heads or lanes not in ("auto", inner // heads):
         raise fields.error("mamba_d_head", f"{heads} heads of {lanes!r} lanes are not {inner} lanes together")
-    if fields.get("num_local_experts") != 0:
+    if not fields.get("num_local_experts"):
         return family
-    return replace(family, experts=False, shared_ffn=None, read_ffn=shared_mlp_width)
+    return replace(family, experts=True, shared_ffn="shared_intermediate_size", read_ffn=None)
 
 
 def nemotron_h(family: Family, fields: Fields) -> Family:
@@ -80,7 +80,8 @@ MAMBAS: Mapping[str, Family] = {
         },
         mixer_rule=mamba_layers,
         positions=rotates,
-        shared_ffn="shared_intermediate_size",
+        experts=False,
+        read_ffn=shared_mlp_width,
         reads=EXPERTS | MULTIPLIERS,
         variant=granite,
         defaults=dict(GRANITE.defaults)

@@ -16,7 +16,7 @@ QkvLayout = Literal["parts", "heads", "kv_heads"]
 """Order of the rows of a matrix of queries, keys and values: one kind after the other, or all kinds of each head, or of
 each KV head and the queries that it serves."""
 MixerKind = Literal["attention", "convolution", "gated_delta", "mamba2", "none"]
-"""The way in which a layer mixes its rows with earlier ones. All but attention and "none", which is an MLP alone, keep a
+"""The way in which a layer mixes its rows with earlier ones; "none" is an MLP alone. The others but attention keep a
 state of constant size for each slot."""
 
 
@@ -107,7 +107,7 @@ class LayerConfig:
 
     @property
     def recurrent(self) -> bool:
-        """Whether the layer has a recurrent state."""
+        """The layer has a recurrent state."""
         return self.kind not in ("attention", "none")
 
 

@@ -29,7 +29,9 @@ class TiledRecurrence(TiledMatmuls):
         name = named(f"baton_convolution_{shape.rows}_{gated:d}", live=step.live)
         self.add_kernel(name, convolution, kind, live=step.live is not None)
         result = words(len(x), row_stride(channels, self.arithmetic)) if gated else floats(len(x), channels)
-        out, states = call(name, (result, _states(recurrence)), x, taps.weights, taps.bias, *_operands(recurrence, step))
+        out, states = call(
+            name, (result, _states(recurrence)), x, taps.weights, taps.bias, *_operands(recurrence, step)
+        )
         return out, states
 
     def gated_delta(

@@ -33,11 +33,12 @@ class Convolution:
 
 
 def convolution(name: str, kind: Convolution, *, live: bool = False) -> str:
-    """x f32 [rows, width], taps f32 [taps, channels], the oldest row's first (, bias f32 [channels]), and the operands of `StateRows`
-    -> packed words [rows, row_stride] if it is gated, otherwise f32 [rows, channels]; and the state, of which a layer
-    has the last taps - 1 inputs, f32 [taps - 1, channels].
+    """x f32 [rows, width], taps f32 [taps, channels], the oldest row's first (, bias f32 [channels]), and the operands
+    of `StateRows` -> packed words [rows, row_stride] if it is gated, otherwise f32 [rows, channels]; and the state, of
+    which a layer has the last taps - 1 inputs, f32 [taps - 1, channels].
 
-    Products are summed from the oldest row to the row itself, behind the bias if there is one. Channels are a multiple of 16.
+    Products are summed from the oldest row to the row itself, behind the bias if there is one. Channels are a multiple
+    of 16.
     """
     shape, channels, arithmetic = kind.shape, kind.channels, kind.arithmetic
     blocks = channels // LANES

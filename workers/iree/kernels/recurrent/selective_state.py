@@ -57,13 +57,13 @@ def selective_state(name: str, kind: SelectiveState, *, live: bool = False) -> s
     Sums over the state are in `SelectiveState.sums` parts. `head_dim` and `state` are multiples of 16.
     """
     kernel = Kernel(name, partition_count(kind.items, kind.threads))
-    item = _Item(kind, kernel, live=live)
+    item = _Lanes(kind, kernel, live=live)
     kernel.code.repeat(*kernel.partition.even_range(kernel.code.index(kind.items)), item.write)
     return kernel.function()
 
 
-class _Item:
-    """The memory that is read and written, and the code for an item."""
+class _Lanes:
+    """The memory that is read and written, and the code for an item, which is some lanes of a head."""
 
     def __init__(self, kind: SelectiveState, kernel: Kernel, *, live: bool) -> None:
         rows, sizes = kind.shape.rows, kind.sizes
@@ -99,7 +99,13 @@ class _Item:
         return time if math.isinf(most) else time.minimum(most)
 
     def _row(
-        self, at: Value, matrices: tuple[Value, Value], place: tuple[Value, Value], time: Value, decay: Value, skip: Value
+        self,
+        at: Value,
+        matrices: tuple[Value, Value],
+        place: tuple[Value, Value],
+        time: Value,
+        decay: Value,
+        skip: Value,
     ) -> None:
         """Update an item's columns of S by a row, from one place to another, and write what its C reads from them."""
         sizes, columns = self._kind.sizes, self._kind.columns
