@@ -122,6 +122,7 @@ GRANITE_HYBRID = Adapter(
     mixer="mamba",
     adjust=group_norms,
 )
+"""Without experts as in transformers' checkpoints; `_adapter` knows those of mlx-lm."""
 NEMOTRON_H = Adapter(
     "nemotron_h",
     always=MAMBA,
@@ -375,6 +376,8 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
     adapter = ADAPTERS.get(config.family)
     if config.family == "granitemoeshared" and config.experts is not None and not config.experts.shared_ffn:
         adapter = ADAPTERS["granitemoe"]  # the module with shared experts has no layer without one
+    if config.family == "granitemoehybrid" and len(config.names.gate_up) > 1:
+        adapter = replace(GRANITE_HYBRID, takes={})  # mlx-lm's own MLP
     if adapter is None and (plugin := adapter_plugin(config.family)) is not None:
         adapter = plugin.load(Adapter)
     if adapter is None:

@@ -13,6 +13,9 @@ PATTERN: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "
 LISTS = ("layers_block_type", "hybrid_override_pattern")
 """The fields of Nemotron-H that list the layers, beside `layer_types`."""
 
+MLX_NAMES = Names()
+"""Granite 4 without experts in checkpoints that mlx-lm has converted."""
+
 
 def mamba_layers(fields: Fields, layers: int) -> list[str]:
     """Granite's rule: no layer attends."""
@@ -51,7 +54,8 @@ def granite(family: Family, fields: Fields) -> Family:
     if inner % heads or lanes not in ("auto", inner // heads):
         raise fields.error("mamba_d_head", f"{heads} heads of {lanes!r} lanes are not {inner} lanes together")
     if not fields.get("num_local_experts"):
-        return family
+        # mlx-lm divides the MLP when it converts a checkpoint.
+        return family if fields.get("quantization") is None else replace(family, names=MLX_NAMES)
     return replace(family, experts=True, shared_ffn="shared_intermediate_size", read_ffn=None)
 
 

@@ -80,7 +80,8 @@ class GroupedNorm(nn.Module):  # type: ignore[misc]
 
     def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
         parts = mx.unflatten(silu(gate) * x, -1, (self._groups, -1))
-        return self.weight * mx.fast.rms_norm(parts, None, self._eps).flatten(-2)
+        normed: mx.array = self.weight * mx.fast.rms_norm(parts, None, self._eps).flatten(-2)
+        return normed
 
 
 def group_norms(model: Any, config: ModelConfig) -> None:
