@@ -129,9 +129,13 @@ class ModelConfig:
 
     @classmethod
     def family_of(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> str:
-        """Return the family of a checkpoint. Raises `CheckpointError` for one that none describes."""
+        """Return the family of a checkpoint. Raises `CheckpointError` for one that none describes, which is an
+        `UndescribedParts` if a family describes others of its kind."""
         fields, _ = unwrap(read_fields(path))
-        return _family(fields, families_for(fields, families))
+        known = families_for(fields, families)
+        name = _family(fields, known)
+        _variant(fields, known[name])
+        return name
 
     @property
     def layers(self) -> int:
@@ -212,8 +216,7 @@ class ModelConfig:
 def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     name = _family(fields, families)
     family = families[name]
-    fields = fields.of_family(family.defaults, family.field_names, family.aliases)
-    family = family.variant(family, fields)
+    family = _variant(fields, family)
     fields = fields.of_family(family.defaults, family.field_names, family.aliases)
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
@@ -276,6 +279,11 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         attention_gate=family.attention_gate,
         other_tensors=family.other_tensors,
     )
+
+
+def _variant(fields: Fields, family: Family) -> Family:
+    """Return the family as config.json changes it."""
+    return family.variant(family, fields.of_family(family.defaults, family.field_names, family.aliases))
 
 
 def _ffn(fields: Fields, family: Family, hidden: int) -> int:

@@ -17,6 +17,7 @@ from workers.checkpoints.architectures.parts import (
     Norms,
     QkvLayout,
 )
+from workers.checkpoints.json_files import CheckpointError
 
 NEUTRAL: Mapping[str, float | list[int]] = {
     "attention_multiplier": 1,
@@ -108,6 +109,10 @@ def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     if not isinstance(marks, list) or len(marks) < layers or any(mark not in (0, 1) for mark in marks):
         raise fields.error("no_rope_layers", f"is not a list of 0 and 1 for {layers} layers")
     return tuple(mark == 1 for mark in marks[:layers])
+
+
+class UndescribedParts(CheckpointError):
+    """Raised for a model of a known family with parts that Baton does not compute, but mlx-lm may."""
 
 
 @dataclass(frozen=True, slots=True)

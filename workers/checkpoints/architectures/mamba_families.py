@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from workers.checkpoints.architectures.family import Family
+from workers.checkpoints.architectures.family import Family, UndescribedParts
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.moe_families import EXPERTS, GRANITE, GRANITE_NAMES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import Names, Norms
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, read_json
+from workers.checkpoints.weight_files import INDEX
 
 PATTERN: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """The layers that letters of `hybrid_override_pattern` stand for."""
@@ -54,9 +56,18 @@ def granite(family: Family, fields: Fields) -> Family:
     if inner % heads or lanes not in ("auto", inner // heads):
         raise fields.error("mamba_d_head", f"{heads} heads of {lanes!r} lanes are not {inner} lanes together")
     if not fields.get("num_local_experts"):
-        # mlx-lm divides the MLP when it converts a checkpoint.
-        return family if fields.get("quantization") is None else replace(family, names=MLX_NAMES)
+        return replace(family, names=MLX_NAMES) if _converted(fields) else family
     return replace(family, experts=True, shared_ffn="shared_intermediate_size", read_ffn=None)
+
+
+def _converted(fields: Fields) -> bool:
+    """Return whether mlx-lm has converted a checkpoint without experts: it divides MLPs, and writes an index for a
+    single file as well."""
+    index = fields.file.with_name(INDEX)
+    if fields.get("quantization") is not None or fields.file.name != "config.json" or not index.exists():
+        return fields.get("quantization") is not None
+    names = read_json(index, MAX_TABLE_BYTES).get("weight_map")
+    return isinstance(names, dict) and f"model.layers.0.{MLX_NAMES.down}.weight" in names
 
 
 def nemotron_h(family: Family, fields: Fields) -> Family:
@@ -67,7 +78,8 @@ def nemotron_h(family: Family, fields: Fields) -> Family:
         raise fields.error("tie_word_embeddings", "true is not supported for nemotron_h, only false")
     layers = fields.get("layer_types") or pattern_layers(fields, 0)
     if "moe" in layers:
-        raise fields.error("n_routed_experts", "a mixture of experts is not supported for nemotron_h")
+        problem = "NemotronHForCausalLM with a mixture of experts is not supported"
+        raise UndescribedParts(fields.file, "architectures", problem)
     return replace(family, defaults=dict(family.defaults) | {"num_hidden_layers": len(layers)})
 
 

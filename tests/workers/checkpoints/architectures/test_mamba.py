@@ -1,5 +1,6 @@
 """Configurations of models with Mamba-2: Granite 4 and Nemotron-H."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,17 @@ def test_nemotron_h_as_published(tmp_path: Path, listed: str) -> None:
     assert all(layer.rope is None for layer in config.plan)
 
 
+def test_granite_4_as_mlx_lm_converts_it(tmp_path: Path) -> None:
+    assert read(tmp_path, GRANITE_350M).names.down == "shared_mlp.output_linear"
+    index = tmp_path / "model.safetensors.index.json"
+    for module, expected in (("shared_mlp.output_linear", 1), ("mlp.down_proj", 2)):
+        index.write_text(json.dumps({"weight_map": {f"model.layers.0.{module}.weight": "model.safetensors"}}))
+        names = read(tmp_path, GRANITE_350M).names
+        assert (names.down, len(names.gate_up)) == (module, expected)
+    index.unlink()
+    assert read(tmp_path, GRANITE_350M, quantization={"group_size": 32, "bits": 4}).names.down == "mlp.down_proj"
+
+
 def test_heads_for_drafts_are_left_out(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, "nemotron_h", layers=3)
     config, names = ModelConfig.from_dir(path), list(open_weights(path))
@@ -138,7 +150,11 @@ def test_heads_for_drafts_are_left_out(tmp_path: Path) -> None:
         (GRANITE_350M, {"time_step_limit": [-1.0, 1.0]}, r"time_step_limit: \[-1.0, 1.0\] is not a step from 0 on"),
         (GRANITE_350M, {"layer_types": ...}, "layer_types: a model in which no layer attends is not supported"),
         (NEMOTRON_8B, {"hybrid_override_pattern": "M-*x"}, "hybrid_override_pattern: is not a list of layers"),
-        (NEMOTRON_8B, {"hybrid_override_pattern": "ME*"}, "n_routed_experts: a mixture of experts is not supported"),
+        (
+            NEMOTRON_8B,
+            {"hybrid_override_pattern": "ME*"},
+            "architectures: NemotronHForCausalLM with a mixture of experts",
+        ),
         (NEMOTRON_8B, {"num_hidden_layers": 51}, "layer_types: is not .* for each of 51 layers"),
         (NEMOTRON_8B, {"use_bias": True}, "use_bias: true is not supported"),
         (NEMOTRON_8B, {"tie_word_embeddings": True}, "tie_word_embeddings: true is not supported"),
