@@ -572,7 +572,6 @@ FAMILIES: Mapping[str, Traits] = {
         lambda layers: MULTIPLIED | mamba_layers.granite_fields(layers),
         mixer=granite_mixer,
         mlp=granite_mlp,
-        without=("head_dim",),
     ),
     "nemotron_h": Traits(
         "NemotronHForCausalLM",

@@ -16,7 +16,7 @@ LISTS = ("layers_block_type", "hybrid_override_pattern")
 """The fields of Nemotron-H that list the layers, beside `layer_types`."""
 
 MLX_NAMES = Names()
-"""Granite 4 without experts in checkpoints that mlx-lm has converted."""
+"""Granite 4 without experts in GGUF, and in checkpoints that mlx-lm has converted."""
 
 
 def mamba_layers(fields: Fields, layers: int) -> list[str]:
@@ -61,11 +61,13 @@ def granite(family: Family, fields: Fields) -> Family:
 
 
 def _converted(fields: Fields) -> bool:
-    """Return whether mlx-lm has converted a checkpoint without experts: it divides MLPs, and writes an index for a
-    single file as well."""
+    """Return whether the MLPs of a checkpoint without experts are divided: in GGUF, or by mlx-lm, which writes an index
+    for a single file as well."""
     index = fields.file.with_name(INDEX)
-    if fields.get("quantization") is not None or fields.file.name != "config.json" or not index.exists():
-        return fields.get("quantization") is not None
+    if fields.get("quantization") is not None or fields.file.name != "config.json":
+        return True
+    if not index.exists():
+        return False
     names = read_json(index, MAX_TABLE_BYTES).get("weight_map")
     return isinstance(names, dict) and f"model.layers.0.{MLX_NAMES.down}.weight" in names
 

@@ -38,6 +38,7 @@ AFTER = {
 }
 AROUND = AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
 LLAMA = ATTENTION | MLP | BEFORE
+MAMBA = {"ssm_in": "mamba.in_proj", "ssm_conv1d": "mamba.conv1d", "ssm_norm": "mamba.norm", "ssm_out": "mamba.out_proj"}
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose attention scale is not that of their head's width."""
 
@@ -58,6 +59,11 @@ class Architecture:
     """Adds the fields that other architectures do not have."""
     theta: float = 10000.0
     """RoPE base of files that state none."""
+
+    @property
+    def mamba(self) -> bool:
+        """Layers may be Mamba-2."""
+        return "ssm_in" in self.names
 
 
 def _window(keys: Keys, fields: Fields) -> None:
@@ -117,6 +123,43 @@ def _granite(keys: Keys, fields: Fields) -> None:
     fields.setdefault("attention_multiplier", fields["head_dim"] ** -0.5)
 
 
+def _granite_hybrid(keys: Keys, fields: Fields) -> None:
+    """Read Granite 4 without experts. Layers without KV heads are Mamba-2."""
+    if keys.get("expert_count"):
+        raise keys.error("expert_count", "a mixture of experts is not supported for this architecture")
+    keys.get("expert_used_count")
+    _granite(keys, fields)
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if inner % fields["hidden_size"]:
+        raise keys.error("ssm.inner_size", f"{inner} is no multiple of embedding_length, {fields['hidden_size']}")
+    ffn = keys.integer("expert_shared_feed_forward_length", fields["intermediate_size"])
+    rotates = keys.get("rope.scaling.finetuned", False)
+    fields |= {
+        "layer_types": ["attention" if count else "mamba" for count in kv_heads(keys)],
+        "num_local_experts": 0,
+        "shared_intermediate_size": ffn,
+        "position_embedding_type": "rope" if rotates else "nope",
+        "mamba_n_heads": heads,
+        "mamba_expand": inner // fields["hidden_size"],
+        "mamba_n_groups": keys.integer("ssm.group_count"),
+        "mamba_d_state": keys.integer("ssm.state_size"),
+        "mamba_d_conv": keys.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in keys.model.tensors),
+    }
+
+
+def kv_heads(keys: Keys) -> list[int]:
+    """Return the KV heads of each layer, of which all that attend have the same. Raises `CheckpointError`."""
+    name, layers = "attention.head_count_kv", keys.integer("block_count")
+    found = keys.get(name)
+    if not isinstance(found, list):
+        return [keys.integer(name, keys.integer("attention.head_count"))] * layers
+    counts = {each for each in found if each != 0}
+    if len(found) != layers or len(counts) != 1 or any(type(each) is not int or each < 0 for each in found):
+        raise keys.error(name, f"is not one number, or 0, for each of {layers} layers")
+    return found
+
+
 def _olmo(keys: Keys, fields: Fields) -> None:
     """OLMo 3 is an OLMo 2 with windows."""
     _window(keys, fields)
@@ -171,6 +214,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3": Architecture("gemma3_text", ATTENTION | MLP | AROUND, read=_gemma3, theta=1_000_000.0),
     "phi3": Architecture("phi3", LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, read=_phi3),
     "granite": Architecture("granite", paired=True, read=_granite),
+    "granitehybrid": Architecture("granitemoehybrid", LLAMA | MAMBA, paired=True, read=_granite_hybrid),
     "smollm3": Architecture("smollm3", paired=True),
     "olmo2": Architecture("olmo2", ATTENTION | MLP | AFTER, read=_olmo),
     "seed_oss": Architecture("seed_oss", ATTENTION | MLP | {"post_attention_norm": "post_attention_layernorm"}),
@@ -200,7 +244,7 @@ def config_fields(model: GgufFile) -> Fields:
         "num_hidden_layers": keys.integer("block_count"),
         "intermediate_size": keys.integer("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": max(kv_heads(keys)),
         "head_dim": head_dim,
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": context,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.fields import MAX_PARTS
-from workers.checkpoints.gguf.architectures import OUTSIDE, architecture_of
+from workers.checkpoints.gguf.architectures import OUTSIDE, architecture_of, kv_heads
 from workers.checkpoints.gguf.blocks import plain_values, quantized_matrix
 from workers.checkpoints.gguf.gguf_file import MAX_TENSORS, GgufFile, TensorPlace
 from workers.checkpoints.gguf.keys import Keys
@@ -22,9 +22,12 @@ from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
 from workers.checkpoints.weights import Weights
 from workers.precision import Quantize
 
-_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,7})\.([a-z_]+)\.(weight|bias)", re.ASCII)
+_IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,7})\.([a-z_]+1?d?)\.(weight|bias)", re.ASCII)
 STACKS = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
 """Modules of a layer that a backend may stack: their matrices get one kind of format."""
+_STATES = re.compile(r"blk\.(0|[1-9][0-9]{0,7})\.(ssm_a|ssm_d|ssm_dt\.bias)", re.ASCII)
+CONSTANTS = {"ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ssm_dt.bias": "mamba.dt_bias"}
+"""Names of the constants of Mamba-2's heads; `ssm_a` is -exp(A_log)."""
 ROUTERS = ("ffn_gate_inp",)
 """Modules that choose experts. They are never quantized: an error in one chooses others."""
 
@@ -39,9 +42,14 @@ class _TensorSource:
     heads: int = 0
     """Heads whose rows are in rotated pairs of lanes; 0 leaves the rows as they are."""
     format: GroupFormat | None = None
+    state: bool = False
+    """A vector or the taps of Mamba-2, whose shape in the file is another one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.state:
+            shape = self.tensor.shape
+            return (shape[0], 1, shape[1]) if "ssm_conv1d." in self.tensor.name else (math.prod(shape),)
         return self.tensor.shape if self.expert is None else self.tensor.shape[1:]
 
 
@@ -58,7 +66,7 @@ class GgufWeights(Weights):
         self._architecture = architecture_of(model)
         keys = Keys(model)
         heads = keys.integer("attention.head_count")
-        self._heads = {"attn_q": heads, "attn_k": keys.integer("attention.head_count_kv", heads)}
+        self._heads = {"attn_q": heads, "attn_k": max(kv_heads(keys))}
         self._offset = FAMILIES[self._architecture.family].norm_offset
         self._packed = quantize == "none"
         self._even = self._uneven_stacks()
@@ -72,12 +80,18 @@ class GgufWeights(Weights):
             if tensor.name in OUTSIDE:
                 yield OUTSIDE[tensor.name], _TensorSource(tensor, format=self._format(tensor))
                 continue
+            if (constant := _STATES.fullmatch(tensor.name)) and self._architecture.mamba:
+                yield f"model.layers.{constant[1]}.{CONSTANTS[constant[2]]}", _TensorSource(tensor, state=True)
+                continue
             match = _IN_LAYER.fullmatch(tensor.name)
             module = None if match is None else self._architecture.names.get(match[2])
             if match is None or module is None:
                 problem = f"the tensor is not part of a {self._architecture.family} model"
                 raise self._model.error(tensor.name, problem)
             name = f"model.layers.{match[1]}.{module}.{match[3]}"
+            if match[2] == "ssm_norm" or (match[2], match[3]) == ("ssm_conv1d", "weight"):
+                yield name, self._state(tensor)
+                continue
             heads = self._heads.get(match[2], 0) if self._architecture.paired else 0
             if "{}" not in name:
                 yield name, _TensorSource(tensor, heads=heads, format=self._format(tensor))
@@ -91,6 +105,11 @@ class GgufWeights(Weights):
             format = self._format(tensor)
             for expert in range(tensor.shape[0]):
                 yield name.format(expert), _TensorSource(tensor, expert, format=format)
+
+    def _state(self, tensor: TensorPlace) -> _TensorSource:
+        if len(tensor.shape) != 2:
+            raise self._model.error(tensor.name, f"has the shape {tensor.shape}, not that of a matrix")
+        return _TensorSource(tensor, state=True)
 
     def _uneven_stacks(self) -> frozenset[str]:
         """Find the tensors of stacks whose types have scales or zeros of different kinds."""
@@ -140,6 +159,10 @@ class GgufWeights(Weights):
     def __getitem__(self, name: str) -> NDArray[Any]:
         source = self._sources[name]
         values = plain_values(self._blocks(source), source.tensor.type, source.shape)
+        if source.state:
+            values = values.reshape(source.shape)
+        if name.endswith(CONSTANTS["ssm_a"]):
+            values = np.log(-values.astype(np.float32))
         if self._offset and name.endswith("norm.weight"):
             values = values.astype(np.float32) - np.float32(self._offset)
         return _in_halves(values, source.heads)

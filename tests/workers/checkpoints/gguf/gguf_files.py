@@ -29,12 +29,13 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
     "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
 }
-PAIRED = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3"})
+PAIRED = frozenset({"llama", "mistral", "mixtral", "granite", "granitemoehybrid", "smollm3"})
 """Families whose queries and keys have rotated lanes side by side."""
 CENTRED = frozenset({"gemma", "gemma2", "gemma3_text"})
 TypeOf = Callable[[str], Type]
@@ -77,7 +78,10 @@ def write_gguf(
         if key != "general.architecture" and value is not None:
             _add(writer, key, value)
     for name, tensor in tensors.items():
-        type_of = Type.F32 if tensor.ndim == 1 or ".ffn_gate_inp." in name else kind(name) if callable(kind) else kind
+        plain = tensor.ndim == 1 or any(
+            part in name for part in (".ffn_gate_inp.", ".ssm_a", ".ssm_d", ".ssm_conv1d.", ".ssm_norm.")
+        )
+        type_of = Type.F32 if plain else kind(name) if callable(kind) else kind
         writer.add_tensor(name, gguf.quantize(tensor.astype(np.float32), type_of), raw_dtype=type_of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -128,7 +132,9 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.freq_base_swa": config.get("rope_local_base_freq"),
         "rope.dimension_count": int(config["head_dim"] * config.get("partial_rotary_factor", 1)),
     }
-    if config.get("layer_types"):
+    if config["model_type"] == "granitemoehybrid":
+        keys |= _mamba_keys(config)
+    elif config.get("layer_types"):
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     kind = scaling.get("rope_type")
     if kind in ("linear", "yarn"):
@@ -137,6 +143,41 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
         original = scaling.get("original_max_position_embeddings", config.get("original_max_position_embeddings"))
         keys["rope.scaling.original_context_length"] = original
     return keys
+
+
+def _mamba_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of Granite 4."""
+    kinds, heads = config["layer_types"], config["num_key_value_heads"]
+    return {
+        "attention.head_count_kv": [heads if kind == "attention" else 0 for kind in kinds],
+        "expert_count": config["num_local_experts"],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+    }
+
+
+def _mamba_tensors(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Granite 4's tensors, as they are named and shaped."""
+    layer, part = f"blk.{name.split('.')[2]}.", name.partition(".mamba.")[2]
+    if ".shared_mlp.input_linear" in name:
+        return dict(zip((f"{layer}ffn_gate.weight", f"{layer}ffn_up.weight"), np.split(values, 2), strict=True))
+    match part:
+        case "A_log":
+            return {f"{layer}ssm_a": -np.exp(values)[:, None]}
+        case "D":
+            return {f"{layer}ssm_d": values[:, None]}
+        case "conv1d.weight":
+            return {f"{layer}ssm_conv1d.weight": values[:, 0]}
+        case "norm.weight":
+            return {f"{layer}ssm_norm.weight": values.reshape(config["mamba_n_groups"], -1)}
+        case "dt_bias":
+            return {f"{layer}ssm_dt.bias": values}
+    return {f"{layer}ffn_down.weight": values} if ".shared_mlp.output_linear" in name else {}
 
 
 def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorNameMap) -> Tensors:
@@ -149,6 +190,9 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
         for part, heads in (("q_proj", config["num_attention_heads"]), ("k_proj", config["num_key_value_heads"])):
             if family in PAIRED and f".{part}." in name:
                 values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        if family == "granitemoehybrid" and ".layers." in name and (mapped := _mamba_tensors(name, values, config)):
+            found |= mapped
+            continue
         if ".experts." in name:
             before, _, after = name.partition(".experts.")
             _, part, end = after.split(".")
