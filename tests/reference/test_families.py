@@ -97,7 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"family": "granitemoeshared"},
     "qwen3_5_moe_text": {"family": "qwen3_5_moe_text", "tied": False},
     "qwen3_next": {"family": "qwen3_next", "tied": False},
-    "granitemoehybrid": {"family": "granitemoehybrid"},
+    "granitemoehybrid": {"family": "granitemoehybrid", "fields": {"time_step_limit": [0.01, 0.5]}},
     "granitemoehybrid-experts": {
         "family": "granitemoehybrid",
         "tied": False,
@@ -124,12 +124,7 @@ PLAIN = ("generic", "granite")
 KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit")
 """The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
 others."""
-IN_JAX = [
-    case
-    for case in CASES
-    if case not in KERNELS
-    and (CASES[case]["family"] in (*DENSE, *MIXTURES) or case in ("granitemoehybrid", "nemotron_h"))
-]
+IN_JAX = [case for case in CASES if case not in KERNELS and CASES[case]["family"] in (*DENSE, *MIXTURES, "nemotron_h")]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
 """mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""
@@ -139,6 +134,7 @@ PAIRS = [
     *(("mlx", case) for case in IN_JAX if case not in WITHOUT_MLX),
 ]
 FURTHER = {("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit")}
+FURTHER |= {("iree", "granitemoehybrid-experts")}
 """Their graphs differ from those of other cases in sizes alone, or combine what other cases have."""
 PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]
 
