@@ -199,7 +199,7 @@ def stack_experts(tensors: Tensors) -> Tensors:
     names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
     out: Tensors = {}
     stacks: dict[str, list[NDArray[Any]]] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in _divided_mlps(tensors).items():
         block, experts, rest = name.partition(".experts.")
         if ".block_sparse_moe.input_linear" in name:
             half, block = tensor.shape[1] // 2, name.removesuffix("input_linear.weight")
@@ -213,6 +213,20 @@ def stack_experts(tensors: Tensors) -> Tensors:
             part = rest.split(".")[1]
             stacks.setdefault(f"{block}.switch_mlp.{names.get(part, part)}.weight", []).append(tensor)
     return out | {name: np.stack(parts) for name, parts in stacks.items()}
+
+
+def _divided_mlps(tensors: Tensors) -> Tensors:
+    """Divide the MLPs of Granite 4 without experts as mlx-lm does."""
+    if any("block_sparse_moe" in name for name in tensors):
+        return tensors
+    out: Tensors = {}
+    for name, tensor in tensors.items():
+        if ".shared_mlp.input_linear" in name:
+            for part, rows in zip(("gate_proj", "up_proj"), np.split(tensor, 2), strict=True):
+                out[name.replace("shared_mlp.input_linear", f"mlp.{part}")] = rows
+        else:
+            out[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = tensor
+    return out
 
 
 def _quantize_all(tensors: Tensors, bits: int, group_size: int) -> Tensors:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference import dense_layers
+from tests.reference import dense_layers, mamba_layers
 
 Tensors = dict[str, NDArray[Any]]
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]
@@ -154,6 +154,23 @@ def phi_layer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> 
     for name in BEFORE:
         yield f"{name}.weight", weights.norm(config["hidden_size"])
         yield f"{name}.bias", weights.bias(config["hidden_size"])
+
+
+def granite_mlp(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """The shared expert, beside others if the model has any."""
+    hidden, shared = config["hidden_size"], config["shared_intermediate_size"]
+    if config["num_local_experts"]:
+        yield from granite_experts(config, layer, weights)
+        return
+    yield "shared_mlp.input_linear.weight", weights.matrix(2 * shared, hidden, 1.0)
+    yield "shared_mlp.output_linear.weight", weights.matrix(hidden, shared, 2.0)
+
+
+def granite_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """Granite 4: Mamba-2 or Llama's attention."""
+    if config["layer_types"][layer] == "attention":
+        return _attention(FAMILIES["granitemoehybrid"], config, weights)
+    return mamba_layers.granite_mamba(config, weights)
 
 
 def qwen3_next_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
@@ -673,6 +690,19 @@ FAMILIES: Mapping[str, Traits] = {
         mlp=lfm2_experts,
         mixer=lfm2_mixer,
         names=("model.embed_tokens", "model.layers.", "model.embedding_norm", "lm_head"),
+    ),
+    "granitemoehybrid": Traits(
+        "GraniteMoeHybridForCausalLM",
+        lambda layers: MULTIPLIED | mamba_layers.granite_fields(layers),
+        mixer=granite_mixer,
+        mlp=granite_mlp,
+    ),
+    "nemotron_h": Traits(
+        "NemotronHForCausalLM",
+        mamba_layers.nemotron_fields,
+        layer=mamba_layers.nemotron_layer,
+        names=("backbone.embeddings", "backbone.layers.", "backbone.norm_f", "lm_head"),
+        without=("rms_norm_eps", "hidden_act"),
     ),
 }
 """By config.json's `model_type`."""

@@ -1,13 +1,15 @@
 """Model shapes that benchmarks measure: checkpoints of random weights with a tokenizer, made once and then kept.
 
 110m is a Llama (12 layers, width 768, 12/4 heads, MLP 2048, vocabulary 32000), 0.5b is Qwen2.5-0.5B (24 layers, width
-896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with
-positions extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, 10m drafts for the
-first (2 layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048,
-vocabulary 262144), lfm2-350m is LFM2-350M (16 layers, of which 6 attend, width 1024, 16/8 heads, MLP 4608, vocabulary
-65536), lfm2-1.2b is LFM2-1.2B (width 2048, 32/8 heads, MLP 8192), qwen3.5-0.8b is Qwen3.5-0.8B (24 layers, of which 6
-attend, width 1024, 8/2 heads of 256 lanes, MLP 3584, vocabulary 248320), granite-moe-1b is Granite-3.0-1B-A400M (24
-layers, width 1024, 16/8 heads, 8 of 32 experts of width 512, vocabulary 49152), and tiny is for `--smoke`.
+896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with positions
+extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, 10m drafts for the first (2
+layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048, vocabulary
+262144), granite-4.0-h-350m is Granite-4.0-H-350M (32 layers, of which 4 attend and 28 are Mamba-2 of 48 heads, width
+768, 12/4 heads, MLP 2048, vocabulary 100352), lfm2-350m is LFM2-350M (16 layers, of which 6 attend, width 1024, 16/8
+heads, MLP 4608, vocabulary 65536), lfm2-1.2b is LFM2-1.2B (width 2048, 32/8 heads, MLP 8192), qwen3.5-0.8b is
+Qwen3.5-0.8B (24 layers, of which 6 attend, width 1024, 8/2 heads of 256 lanes, MLP 3584, vocabulary 248320),
+granite-moe-1b is Granite-3.0-1B-A400M (24 layers, width 1024, 16/8 heads, 8 of 32 experts of width 512, vocabulary
+49152), and tiny is for `--smoke`.
 """
 
 import hashlib
@@ -57,6 +59,24 @@ SHAPES: dict[str, dict[str, Any]] = {
         "ffn": 2048,
         "vocab": 262144,
         "fields": {"query_pre_attn_scalar": 256, "sliding_window": 512, "sliding_window_pattern": 6},
+    },
+    "granite-4.0-h-350m": {
+        "family": "granitemoehybrid",
+        "layers": 32,
+        "hidden": 768,
+        "heads": 12,
+        "kv_heads": 4,
+        "head_dim": 64,
+        "ffn": 2048,
+        "vocab": 100352,
+        "fields": {
+            "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+            "shared_intermediate_size": 2048,
+            "mamba_n_heads": 48,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 128,
+        },
     },
     "lfm2-350m": {
         "family": "lfm2",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 Config = Mapping[str, Any]
@@ -13,6 +14,8 @@ GAINS = {"q": 2.0, "k": 2.0, "v": 1.0}
 
 class RandomWeights(Protocol):
     """See `tests.families.RandomWeights`."""
+
+    rng: np.random.Generator
 
     def matrix(self, rows: int, columns: int, gain: float) -> NDArray[Any]: ...
 

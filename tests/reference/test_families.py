@@ -111,6 +111,18 @@ CASES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {"family": "ernie4_5_moe"},
     "phimoe": {"family": "phimoe", "tied": False, "rope_scaling": LONG_WITH_FACTORS},
     "lfm2_moe": {"family": "lfm2_moe", "layers": 3},
+    "granitemoehybrid": {"family": "granitemoehybrid", "fields": {"time_step_limit": [0.01, 0.5]}},
+    "granitemoehybrid-experts": {
+        "family": "granitemoehybrid",
+        "tied": False,
+        "fields": {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "position_embedding_type": "rope",
+            "time_step_limit": [0.01, 0.5],
+        },
+    },
+    "nemotron_h": {"family": "nemotron_h", "layers": 4, "fields": {"use_conv_bias": False}},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""
@@ -126,7 +138,7 @@ PLAIN = ("generic", "granite")
 KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit", "glm4_moe")
 """The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
 others."""
-IN_JAX = [case for case in CASES if CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS]
+IN_JAX = [case for case in CASES if case not in KERNELS and CASES[case]["family"] in (*DENSE, *MIXTURES, "nemotron_h")]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
 """mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""
@@ -136,6 +148,7 @@ PAIRS = [
     *(("mlx", case) for case in IN_JAX if case not in WITHOUT_MLX),
 ]
 FURTHER = {("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit")}
+FURTHER |= {("iree", "granitemoehybrid-experts")}
 """Their graphs differ from those of other cases in sizes alone, or combine what other cases have."""
 PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]
 

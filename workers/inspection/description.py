@@ -21,6 +21,8 @@ NAMES: Mapping[str, str] = {
     "attention": "attention",
     "convolution": "short convolution",
     "gated_delta": "gated delta network",
+    "mamba2": "Mamba-2",
+    "none": "MLP",
 }
 
 

@@ -20,6 +20,7 @@ from workers.checkpoints.documents import read_fields
 from workers.checkpoints.weight_size import QUANTIZED_GROUP
 from workers.errors import LoadRefused
 from workers.mlx.families import adapter_plugin, unread_quantization
+from workers.mlx.hybrid.mamba import group_norms, mamba_fields, name_decoder, row_by_row
 from workers.mlx.hybrid.states import SlotMixer
 from workers.mlx.modules.dense_parts import (
     ArceeMlp,
@@ -106,6 +107,36 @@ QWEN3_NEXT = Adapter(
     uncompiled={"swiglu": plain_swiglu, "precise_swiglu": plain_precise_swiglu, "SwitchGLU": PlainExperts},
     mixer="linear_attn",
 )
+MAMBA = {"scaled_dot_product_attention": ragged_attention, "ssm_update": row_by_row}
+GRANITE_HYBRID = Adapter(
+    "granitemoehybrid",
+    always=MAMBA,
+    uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts},
+    biases=True,
+    free_head_dim=False,
+    layer_types=True,
+    attention_type="attention",
+    takes={
+        # The MLP of models without experts has the layout of the shared expert in checkpoints.
+        "GraniteMoeHybridMLP": (
+            Adapter("granitemoehybrid", always={}, uncompiled={"swiglu": plain_swiglu}),
+            "GraniteMoeHybridSharedMLP",
+        )
+    },
+    mixer="mamba",
+    adjust=group_norms,
+)
+"""Without experts as in transformers' checkpoints; `_adapter` knows those of mlx-lm."""
+NEMOTRON_H = Adapter(
+    "nemotron_h",
+    always=MAMBA,
+    biases=True,
+    mixer="mixer",
+    attention="mixer",
+    uncompiled={},
+    head="kept",
+    adjust=name_decoder,
+)
 EXPERTS = Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts})
 ADAPTERS: Mapping[str, Adapter] = {
     "llama": LLAMA,
@@ -168,6 +199,8 @@ ADAPTERS: Mapping[str, Adapter] = {
         "phimoe", uncompiled={"SwitchGLU": PlainExperts}, fixed_biases=True, free_head_dim=False, head="kept"
     ),
     "lfm2_moe": replace(EXPERTS, module="lfm2_moe", mixer="conv", free_head_dim=False),
+    "granitemoehybrid": GRANITE_HYBRID,
+    "nemotron_h": NEMOTRON_H,
     "qwen3_next": QWEN3_NEXT,
     "lfm2": Adapter("lfm2", free_head_dim=False, mixer="conv"),
     "qwen3_5_text": Adapter(
@@ -310,6 +343,8 @@ def load_architecture(
         apply_adapter(model, adapter)
     ropes = [Rotary(rope, context, interleaved=config.interleaved_rope) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
+        if layer.kind == "none":
+            continue
         if layer.kind == "attention":
             rope = no_positions if layer.rope is None else ropes[layer.rope]
             getattr(module_layer, family.attention).rope = rope
@@ -354,6 +389,8 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
     adapter = ADAPTERS.get(config.family)
     if config.family == "granitemoeshared" and config.experts is not None and not config.experts.shared_ffn:
         adapter = ADAPTERS["granitemoe"]  # the module with shared experts has no layer without one
+    if config.family == "granitemoehybrid" and len(config.names.gate_up) > 1:
+        adapter = replace(GRANITE_HYBRID, takes={})  # mlx-lm's own MLP
     if adapter is None and (plugin := adapter_plugin(config.family)) is not None:
         adapter = plugin.load(Adapter)
     if adapter is None:
@@ -403,6 +440,8 @@ def _hybrid_config(config: ModelConfig) -> dict[str, Any]:
             "linear_value_head_dim": config.delta.value_dim,
             "linear_conv_kernel_dim": config.delta.taps,
         }
+    if config.mamba is not None:
+        return mamba_fields(config, config.mamba)
     if config.convolution is None:
         return {}
     return {
@@ -446,7 +485,10 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
     Positions, attention windows and Granite's multipliers are applied by our replacements, so these fields are neutral.
     """
     experts = config.experts
-    kinds = ["sliding_attention" if layer.window else adapter.attention_type for layer in config.plan]
+    kinds = [
+        "sliding_attention" if layer.window else adapter.mixer if layer.recurrent else adapter.attention_type
+        for layer in config.plan
+    ]
     mixture = (
         {}
         if experts is None

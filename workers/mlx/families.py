@@ -16,6 +16,7 @@ BATCHED = frozenset(
         *("gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral", "lfm2", "qwen3_5_text", "starcoder2", "stablelm"),
         *("gpt_neox", "cohere", "cohere2", "phi", "glm", "glm4", "exaone4", "nemotron", "olmo", "arcee", "helium"),
         *("ernie4_5", "ministral", "ministral3", "qwen2_moe", "olmoe", "granitemoe", "granitemoeshared"),
+        *("granitemoehybrid", "nemotron_h"),
         *("qwen3_5_moe_text", "qwen3_next", "glm4_moe", "ernie4_5_moe", "phimoe", "lfm2_moe"),
     }
 )

@@ -438,6 +438,7 @@ class MlxRunner:
             if layer.kind == "attention"
             else StateCache(self._recurrent.parts[self._config.state_index(number)], chunks)
             for number, layer in enumerate(self._config.plan)
+            if layer.kind != "none"
         ]
         hidden: mx.array = self._model.model(tokens, cache=caches)
         return hidden[:, 0]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,9 +19,12 @@ from workers.mlx.converted_tensors import Groups, read_converted
 from workers.mlx.modules.routed_experts import rename_router_biases
 from workers.mlx.mtp import MtpLayer, load_mtp
 
+_Value = TypeVar("_Value")
 _AWQ_BITS = 4
 CONVERTED_HERE = ("qwen3_next",)
 """Families of which mlx-lm adds one to the weights of norms only where it stacks the experts, too."""
+SHARED_MLP = (".shared_mlp.", ".mlp.")
+"""Part of the names of tensors of Granite 4 without experts, in checkpoints and in mlx-lm."""
 _EXPERT = re.compile(r"(.+\.)experts\.(\d+)\.((?:gate|up|down)_proj\..+)")
 
 
@@ -37,6 +40,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
     else:
         assert isinstance(weights, SafetensorsWeights)  # there is no third kind
         tensors = {name: tensor for name, tensor in _read(weights).items() if not unread(name, config)}
+    if config.family == "granitemoehybrid" and config.experts is None:
+        tensors, groups = _renamed(tensors, *SHARED_MLP), groups and _renamed(groups, *SHARED_MLP)
     if quantization is not None and quantization.method == "awq":
         tensors = _from_awq(tensors)
     if mtp is not None:
@@ -68,6 +73,11 @@ def _read(weights: SafetensorsWeights) -> dict[str, mx.array]:
             files[str(file)] = mx.load(str(file))
         tensors[name] = files[str(file)][stored]
     return tensors
+
+
+def _renamed(items: Mapping[str, _Value], old: str, new: str) -> dict[str, _Value]:
+    """Replace a part of names."""
+    return {name.replace(old, new): item for name, item in items.items()}
 
 
 def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:

@@ -20,8 +20,12 @@ from workers.iree.runner import IreeRunner
 MODELS = [
     pytest.param(("lfm2", {"dtype": "float32"}), id="lfm2"),
     pytest.param(("qwen3_5_text", {"dtype": "bfloat16", "quantize": "int8", "mtp": True}), id="qwen3_5"),
+    pytest.param(("granitemoehybrid", {"dtype": "bfloat16", "quantize": "int4"}), id="granite"),
+    pytest.param(("nemotron_h", {"dtype": "float32"}), id="nemotron_h", marks=pytest.mark.exhaustive),
 ]
 FIELDS = {"qwen3_5_text": {"mtp_num_hidden_layers": 1}}
+LAYERS = {"nemotron_h": 3}
+"""One of each kind, where a layer is a mixer or an MLP."""
 
 
 class Kept:
@@ -41,7 +45,9 @@ class Kept:
 @pytest.fixture(scope="module", params=MODELS)
 def loaded(request: Any, load: Load, tmp_path_factory: pytest.TempPathFactory) -> Iterator[IreeRunner]:
     family, options = request.param
-    runner = load(make_checkpoint(tmp_path_factory.mktemp("hybrid"), family, fields=FIELDS.get(family)), **options)
+    directory = tmp_path_factory.mktemp("hybrid")
+    path = make_checkpoint(directory, family, layers=LAYERS.get(family, 2), fields=FIELDS.get(family))
+    runner = load(path, **options)
     fetch_all(runner, "decode_1", "mtp_8", "rows")
     yield runner
     runner.close()
@@ -194,3 +200,6 @@ def test_heads_that_are_no_whole_vectors_are_refused(load: Load, tmp_path: Path)
     with pytest.raises(CheckpointError, match="linear_value_head_dim: 24 is no multiple of 16"):
         load(path)
     assert ModelConfig.from_dir(path).delta is not None
+    path = make_checkpoint(tmp_path / "mamba", "nemotron_h", fields={"ssm_state_size": 24})
+    with pytest.raises(CheckpointError, match="ssm_state_size: 24 is no multiple of 16"):
+        load(path)

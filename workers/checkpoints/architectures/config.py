@@ -8,7 +8,7 @@ from typing import Any, Literal
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.family import ACTIVATIONS, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds
+from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds, read_mamba
 from workers.checkpoints.architectures.parts import (
     Activation,
     ExpertRouter,
@@ -17,6 +17,7 @@ from workers.checkpoints.architectures.parts import (
     HeadNorm,
     KvShape,
     LayerConfig,
+    Mamba2,
     MtpNames,
     Names,
     NormKind,
@@ -116,6 +117,8 @@ class ModelConfig:
     """The short convolution, of layers of the kind `convolution`."""
     delta: GatedDelta | None = None
     """The gated delta network, of layers of the kind `gated_delta`."""
+    mamba: Mamba2 | None = None
+    """The state space model, of layers of the kind `mamba2`."""
     attention_gate: bool = False
     """The output of attention is gated: the projection of queries has, behind the lanes of each head, as many of its
     gate."""
@@ -135,9 +138,13 @@ class ModelConfig:
 
     @classmethod
     def family_of(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> str:
-        """Return the family of a checkpoint. Raises `CheckpointError` for one that none describes."""
+        """Return the family of a checkpoint. Raises `CheckpointError` for one that none describes, which is an
+        `UndescribedParts` if a family describes others of its kind."""
         fields, _ = unwrap(read_fields(path))
-        return _family(fields, families_for(fields, families))
+        known = families_for(fields, families)
+        name = _family(fields, known)
+        _variant(fields, known[name])
+        return name
 
     @property
     def layers(self) -> int:
@@ -204,7 +211,7 @@ class ModelConfig:
 
     def state_index(self, layer: int) -> int:
         """Return how many of the first `layer` layers have a recurrent state."""
-        return sum(each.kind != "attention" for each in self.plan[:layer])
+        return sum(each.recurrent for each in self.plan[:layer])
 
     @property
     def state_layers(self) -> int:
@@ -233,8 +240,10 @@ class ModelConfig:
         """Return how many values the recurrent state of one slot has in the first `layer` layers."""
         sizes = {
             "attention": 0,
+            "none": 0,
             "convolution": 0 if self.convolution is None else self.convolution.state_values,
             "gated_delta": 0 if self.delta is None else self.delta.state_values,
+            "mamba2": 0 if self.mamba is None else self.mamba.state_values,
         }
         return sum(sizes[each.kind] for each in self.plan[:layer])
 
@@ -278,8 +287,7 @@ class ModelConfig:
 def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     name = _family(fields, families)
     family = families[name]
-    fields = fields.of_family(family.defaults, family.field_names, family.aliases)
-    family = family.variant(family, fields)
+    family = _variant(fields, family)
     fields = fields.of_family(family.defaults, family.field_names, family.aliases)
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
@@ -339,9 +347,15 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         qkv_clip=fields.optional_number("clip_qkv"),
         convolution=read_convolution(fields, plan),
         delta=read_delta(fields, plan),
+        mamba=read_mamba(fields, plan),
         attention_gate=family.attention_gate,
         other_tensors=family.other_tensors,
     )
+
+
+def _variant(fields: Fields, family: Family) -> Family:
+    """Return the family as config.json changes it."""
+    return family.variant(family, fields.of_family(family.defaults, family.field_names, family.aliases))
 
 
 def _ffn(fields: Fields, family: Family, hidden: int) -> int:
@@ -432,6 +446,8 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
     rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
     if family.rotates_windowed and fields.get("sliding_window") is not None:
         rotated = windowed
+    if not family.positions(fields):
+        rotated = (False,) * layers
     experts = _layers_with_experts(fields, family, layers)
     kinds = read_kinds(fields, family, layers)
     return tuple(
@@ -440,6 +456,7 @@ def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...
             None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
             experts[layer],
             kinds[layer],
+            mlp=not family.single_parts or kinds[layer] == "none",
         )
         for layer in range(layers)
     )

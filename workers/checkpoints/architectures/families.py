@@ -13,6 +13,7 @@ from workers.checkpoints.architectures.family import (
     without_positions,
 )
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
+from workers.checkpoints.architectures.mamba_families import MAMBAS
 from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTRAL_EXPERTS, MIXTURES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import MTP_NAMES, Names
 
@@ -160,5 +161,6 @@ FAMILIES: Mapping[str, Family] = {
     **MIXTURES,
     **DENSE,
     **HYBRIDS,
+    **MAMBAS,
 }
 """The families by `model_type` of config.json."""

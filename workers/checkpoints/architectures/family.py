@@ -19,6 +19,7 @@ from workers.checkpoints.architectures.parts import (
     Norms,
     QkvLayout,
 )
+from workers.checkpoints.json_files import CheckpointError
 
 NEUTRAL: Mapping[str, float | list[int]] = {
     "attention_multiplier": 1,
@@ -33,6 +34,7 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "logit_scale": 1,
     "logits_scaling": 1,
     "lm_head_bias": 0,
+    "mamba_proj_bias": 0,
     "mlp_bias": 0,
     "moe_num_experts": 0,
     "moe_num_shared_experts": 0,
@@ -115,6 +117,10 @@ def rotated_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     if not isinstance(marks, list) or len(marks) < layers or any(mark not in (0, 1) for mark in marks):
         raise fields.error("no_rope_layers", f"is not a list of 0 and 1 for {layers} layers")
     return tuple(mark == 1 for mark in marks[:layers])
+
+
+class UndescribedParts(CheckpointError):
+    """Raised for a model of a known family with parts that Baton does not compute, but mlx-lm may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +218,10 @@ class Family:
     """The mixers of layers, by their names in `layer_types`; empty: attention in every layer."""
     mixer_rule: Callable[[Fields, int], list[str]] | None = None
     """The rule for `layer_types` where config.json leaves it out."""
+    single_parts: bool = False
+    """A layer has a mixer or an MLP, and not both."""
+    positions: Callable[[Fields], bool] = lambda fields: True
+    """Says whether attention has rotary positions."""
     attention_gate: bool = False
     """Attention's output is multiplied by the sigmoid of a gate, which is projected beside the queries of each head."""
     read_ffn: Callable[[Fields], int] | None = None

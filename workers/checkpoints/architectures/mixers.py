@@ -1,10 +1,11 @@
 """Reads from config.json how the layers of a hybrid model mix rows: by attention, or by a recurrent network."""
 
+import math
 from collections.abc import Sequence
 
 from workers.checkpoints.architectures.family import Family
-from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.parts import GatedDelta, LayerConfig, MixerKind, ShortConvolution
+from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
+from workers.checkpoints.architectures.parts import GatedDelta, LayerConfig, Mamba2, MixerKind, ShortConvolution
 
 MAX_TAPS = 64
 """Above any real number of rows that a short convolution sees."""
@@ -46,6 +47,43 @@ def read_delta(fields: Fields, plan: Sequence[LayerConfig]) -> GatedDelta | None
         raise fields.error("linear_num_value_heads", f"{values} is no multiple of linear_num_key_heads, {keys}")
     key_dim, value_dim = fields.integer("linear_key_head_dim", 128), fields.integer("linear_value_head_dim", 128)
     return GatedDelta(keys, values, key_dim, value_dim, _taps(fields, "linear_conv_kernel_dim", 4))
+
+
+def read_mamba(fields: Fields, plan: Sequence[LayerConfig]) -> Mamba2 | None:
+    """Read the sizes of Mamba-2, by Granite's names. Raises `CheckpointError`."""
+    if all(layer.kind != "mamba2" for layer in plan):
+        return None
+    heads, groups = fields.integer("mamba_n_heads", most=MAX_PARTS), fields.integer("mamba_n_groups", 1)
+    if heads % groups:
+        raise fields.error("mamba_n_groups", f"{groups} does not divide mamba_n_heads, {heads}")
+    return Mamba2(
+        heads,
+        _head_dim(fields, heads),
+        groups,
+        fields.integer("mamba_d_state"),
+        _taps(fields, "mamba_d_conv", 4),
+        fields.flag("mamba_conv_bias", True),
+        _step_limit(fields),
+    )
+
+
+def _head_dim(fields: Fields, heads: int) -> int:
+    """Read the lanes of a head, which may be "auto" in Granite."""
+    if fields.get("mamba_d_head", "auto") != "auto":
+        return fields.integer("mamba_d_head")
+    return max(1, fields.integer("mamba_expand") * fields.integer("hidden_size") // heads)
+
+
+def _step_limit(fields: Fields) -> tuple[float, float]:
+    """Read the least and the largest step, of which the latter may be infinite."""
+    name = "time_step_limit"
+    stated = fields.get(name, [0.0, math.inf])
+    if not isinstance(stated, list) or len(stated) != 2 or any(type(each) not in (int, float) for each in stated):
+        raise fields.error(name, "is not a list of two numbers")
+    least, most = map(float, stated)
+    if not 0 <= least < most or math.isinf(least):
+        raise fields.error(name, f"{stated!r} is not a step from 0 on and a larger one")
+    return least, most
 
 
 def _taps(fields: Fields, name: str, default: int) -> int:

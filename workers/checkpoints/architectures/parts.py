@@ -1,5 +1,6 @@
 """Parts of an architecture: norms, names of tensors, experts, and what differs between layers."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,9 +18,9 @@ each KV head and the queries that it serves."""
 RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
 """Scores of experts from their logits: their softmax, their sigmoids, or SparseMixer's
 (https://arxiv.org/abs/2409.12136), where each choice weighs its expert by a softmax over those that are near it."""
-MixerKind = Literal["attention", "convolution", "gated_delta"]
-"""The way in which a layer mixes its rows with earlier ones. All but attention keep a state of constant size for each
-slot."""
+MixerKind = Literal["attention", "convolution", "gated_delta", "mamba2", "none"]
+"""The way in which a layer mixes its rows with earlier ones; "none" is an MLP alone. The others but attention keep a
+state of constant size for each slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class Names:
     head by key head."""
     delta_gates: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
     """The strength of its updates, and its decay; a single matrix as above."""
+    mamba: str = "mamba"
+    """The module of a Mamba-2 layer."""
     norm: str = "model.norm"
     """The norm of the last hidden rows."""
     head: str = "lm_head"
@@ -189,6 +192,13 @@ class LayerConfig:
     """The index of the shape of keys and values in `ModelConfig.kv_shapes`."""
     kv_source: int | None = None
     """The earlier layer whose keys and values this layer reads: it has none of its own."""
+    mlp: bool = True
+    """It has an MLP, or a mixture of experts, behind its mixer if it has one."""
+
+    @property
+    def recurrent(self) -> bool:
+        """The layer has a recurrent state."""
+        return self.kind not in ("attention", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +250,46 @@ class GatedDelta:
         """Values of the state of one slot in one layer: the convolution's [taps - 1, channels], and the matrices
         [value_heads, key_dim, value_dim]."""
         return (self.taps - 1) * self.channels + self.values * self.key_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A selective state space model (https://arxiv.org/abs/2405.21060): a causal convolution of inputs, B and C, and a
+    matrix for each head, which decays and takes in each row's input, by a step that depends on the row."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    """A divisor of `heads`: consecutive heads share B and C, and a norm."""
+    state: int
+    """Values of the state for each lane of a head: those of B and of C."""
+    taps: int
+    """As in `ShortConvolution`."""
+    conv_bias: bool = True
+    """The convolution has a bias."""
+    step_limit: tuple[float, float] = (0.0, math.inf)
+    """The least and the largest step."""
+
+    @property
+    def inner(self) -> int:
+        """Lanes of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: inputs, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Values that a row is projected to: gates, the channels, and the steps of the heads."""
+        return self.inner + self.channels + self.heads
+
+    @property
+    def state_values(self) -> int:
+        """Values of the state of one slot in one layer: the convolution's [taps - 1, channels], and the matrices
+        [heads, state, head_dim]."""
+        return (self.taps - 1) * self.channels + self.inner * self.state
 
 
 def full_layers(plan: Sequence[LayerConfig]) -> tuple[int, ...]:

@@ -86,7 +86,8 @@ def _layer(config: ModelConfig, number: int, layer: LayerConfig) -> Iterator[Ten
     """List the tensors of one layer, named within it."""
     yield from _norms(config)
     yield from _attention(config, number) if layer.kind == "attention" else _MIXERS[layer.kind](config)
-    yield from _experts(config) if layer.experts else _mlp(config)
+    if layer.mlp:
+        yield from _experts(config) if layer.experts else _mlp(config)
 
 
 def _attention(config: ModelConfig, number: int) -> Iterator[Tensor]:
@@ -138,9 +139,27 @@ def _gated_delta(config: ModelConfig) -> Iterator[Tensor]:
     yield Tensor("delta_out", ((f"{name}out_proj.weight", (hidden, kind.values)),))
 
 
+def _mamba2(config: ModelConfig) -> Iterator[Tensor]:
+    """List the projection to gates, inputs, B, C and steps, the convolution's taps and bias, the constants of the
+    heads, and the norm and projection of the output."""
+    hidden, kind, name = config.hidden_size, config.mamba, config.names.mamba
+    assert kind is not None  # a layer is a state space model only where the model has them
+    yield Tensor("mamba_in", ((f"{name}.in_proj.weight", (kind.projected, hidden)),))
+    yield Tensor("mamba_taps", ((f"{name}.conv1d.weight", (kind.channels, 1, kind.taps)),))
+    if kind.conv_bias:
+        yield Tensor("mamba_conv_bias", ((f"{name}.conv1d.bias", (kind.channels,)),))
+    yield Tensor("mamba_decay", ((f"{name}.A_log", (kind.heads,)),))
+    yield Tensor("mamba_step_bias", ((f"{name}.dt_bias", (kind.heads,)),))
+    yield Tensor("mamba_skip", ((f"{name}.D", (kind.heads,)),))
+    yield Tensor("mamba_norm", ((f"{name}.norm.weight", (kind.inner,)),))
+    yield Tensor("mamba_out", ((f"{name}.out_proj.weight", (hidden, kind.inner)),))
+
+
 _MIXERS: Mapping[MixerKind, Callable[[ModelConfig], Iterator[Tensor]]] = {
     "convolution": _convolution,
     "gated_delta": _gated_delta,
+    "mamba2": _mamba2,
+    "none": lambda config: iter(()),
 }
 
 

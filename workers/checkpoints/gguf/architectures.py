@@ -165,14 +165,14 @@ def layers_of(keys: Keys) -> int:
 
 def kv_heads_of(keys: Keys) -> int:
     """Return the KV heads of layers that attend: one number, or one for each layer, which is 0 where none attends."""
-    counts = keys.get("attention.head_count_kv")
+    name, layers = "attention.head_count_kv", keys.integer("block_count")
+    counts = keys.get(name)
     if not isinstance(counts, list):
-        return keys.integer("attention.head_count_kv", keys.integer("attention.head_count"))
+        return keys.integer(name, keys.integer("attention.head_count"))
     several = {count for count in counts if count != 0}
-    if len(several) != 1 or any(type(count) is not int for count in counts) or min(several) < 0:
-        raise keys.error("attention.head_count_kv", "is not one number for all layers that attend")
-    count: int = several.pop()
-    return count
+    if len(counts) != layers or len(several) != 1 or any(type(each) is not int or each < 0 for each in counts):
+        raise keys.error(name, f"is not one number, or 0, for each of {layers} layers")
+    return int(several.pop())
 
 
 def _ffn(keys: Keys) -> int:

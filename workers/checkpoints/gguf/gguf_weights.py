@@ -48,6 +48,8 @@ class _TensorSource:
     format: GroupFormat | None = None
     row: bool = False
     """A vector that is a matrix of one row elsewhere."""
+    flat: bool = False
+    """A matrix that is a vector elsewhere."""
 
     @property
     def stored(self) -> tuple[int, ...]:
@@ -60,6 +62,8 @@ class _TensorSource:
         rows = self.order.rows
         if self.row:
             return (1, math.prod(self.stored))
+        if self.flat:
+            return (math.prod(self.stored),)
         return self.stored if rows is None else (len(rows), *self.stored[1:])
 
 
@@ -116,7 +120,8 @@ class GgufWeights(Weights):
                     yield name.format(index), _TensorSource(tensor, match[2], index, format=format)
                 if not several:
                     row = match[2] in self._rows and len(tensor.shape) == 1
-                    yield name, _TensorSource(tensor, match[2], order=order, format=format, row=row)
+                    flat = match[2] in self._architecture.flat
+                    yield name, _TensorSource(tensor, match[2], None, order, None if flat else format, row, flat)
 
     def _outside(self, module: str) -> str | None:
         """Return Hugging Face's name of a module outside of layers."""
@@ -209,7 +214,7 @@ class GgufWeights(Weights):
         if source.module in architecture.values:
             values = architecture.values[source.module](values.astype(np.float32))
         values = source.order.restore(values).reshape(source.shape)
-        return values[:, None] if source.module in architecture.taps else values
+        return values[:, None] if self._has_taps(source) else values
 
     def format(self, name: str) -> GroupFormat | None:
         source = self._sources.get(name)
@@ -219,8 +224,7 @@ class GgufWeights(Weights):
         if name not in self._sources:
             raise self._model.error(name, "the tensor is missing")
         source = self._sources[name]
-        taps = source.module in self._architecture.taps
-        return (source.shape[0], 1, *source.shape[1:]) if taps else source.shape
+        return (source.shape[0], 1, *source.shape[1:]) if self._has_taps(source) else source.shape
 
     def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
         """Types are checked when the files are opened."""
@@ -241,6 +245,10 @@ class GgufWeights(Weights):
         outputs, inputs = source.stored
         matrix = quantized_matrix(self._blocks(source), source.tensor.type, (outputs, inputs), source.format)
         return source.order.restore_quantized(matrix)
+
+    def _has_taps(self, source: _TensorSource) -> bool:
+        """Return whether a tensor has the taps of a convolution, which may have a bias beside them."""
+        return source.module in self._architecture.taps and len(source.shape) == 2
 
     def _blocks(self, source: _TensorSource) -> NDArray[np.uint8]:
         if source.index is None:

@@ -1,9 +1,11 @@
 """The recipe of a model's graphs: every process traces the same ones from it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
+from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.graph_plan import GraphPlan, decode_buckets, prefill_chunks
@@ -93,11 +95,10 @@ class Recipe(Struct, frozen=True):
         if config.experts is not None and not tiled:
             problem = f"the experts of {config.family} run on CPUs only: take a CPU or --backend mlx"
             raise CheckpointError(Path(self.model) / "config.json", "architectures", problem)
-        for name in ("key", "value"):
-            lanes = 0 if config.delta is None else getattr(config.delta, f"{name}_dim")
+        for name, lanes in _recurrent_lanes(config):
             if tiled and lanes % LANES:
                 problem = f"{lanes} is no multiple of {LANES}, which the kernels for CPUs need: take --backend mlx"
-                raise CheckpointError(Path(self.model) / "config.json", f"linear_{name}_head_dim", problem)
+                raise CheckpointError(Path(self.model) / "config.json", name, problem)
         stored = stored_parameters(config, ops, open_weights(Path(self.model), self.quantize), self.quantize)
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
@@ -132,6 +133,16 @@ class Recipe(Struct, frozen=True):
 def _takes_back(config: ModelConfig, slots: int) -> bool:
     """Return whether rejected drafts can be taken back from the recurrent state of a model, if it has one."""
     return not config.state_layers or rollback_rows(config, slots) > 1
+
+
+def _recurrent_lanes(config: ModelConfig) -> Iterator[tuple[str, int]]:
+    """List the lanes of the heads of recurrent layers, by the field of config.json that states them."""
+    if (delta := config.delta) is not None:
+        yield from (("linear_key_head_dim", delta.key_dim), ("linear_value_head_dim", delta.value_dim))
+    if (mamba := config.mamba) is not None:
+        names = FAMILIES[config.family].field_names if config.family in FAMILIES else {}
+        for name, lanes in (("mamba_d_head", mamba.head_dim), ("mamba_d_state", mamba.state)):
+            yield names.get(name, name), lanes
 
 
 def choose_ops(

@@ -24,19 +24,21 @@ from workers.iree.model.ops import (
     DenseWeights,
     LayerNormWeights,
     LayerState,
+    MambaWeights,
     NormWeights,
     Ops,
     Recurrence,
     RopeAngles,
     Shape,
     StepRows,
+    Taps,
 )
 
 ROUTER = "router"
 PRECISE = (ROUTER, "shared_gate", "delta_gates")
 """Never quantized: they are small, and an error changes which experts are chosen, how much the shared one adds, or how
 long a state is kept."""
-TAPS = ("conv_taps", "delta_taps")
+TAPS = ("conv_taps", "delta_taps", "mamba_taps")
 """Stored as [taps, channels]; checkpoints have [channels, 1, taps]."""
 EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
 """The matrices of a layer's mixture of experts."""
@@ -139,7 +141,10 @@ def forward(
     for number, layer in enumerate(config.plan):
         last = number == config.layers - 1
         following = norm_weights(config, ops, w, "norm" if last else f"{number + 1}.norm_attention")
-        if states is not None and layer.kind != "attention":
+        if layer.kind == "none":
+            delta = mlp(config, ops, w, f"{number}.", layer, h, inputs.step.live)
+            x, h = add(config, ops, x, delta, following, inputs.step.live)
+        elif states is not None and layer.recurrent:
             recurrence = Recurrence(states, config.state_offset(number), cache.attended, places)
             delta, states = recurrent_mixer(config, ops, w, number, h, recurrence, inputs.step)
             x, h = after_mixer(config, ops, w, number, x, delta, following, inputs.step.live)
@@ -167,7 +172,7 @@ def layer_of(
     """Compute a layer, by one kernel if there is one."""
     fused = None
     layer, shape = config.plan[number], config.kv_shape(number)
-    plain = not (config.mlp_bias or config.parallel or config.attention_gate or layer.experts)
+    plain = layer.mlp and not (config.mlp_bias or config.parallel or config.attention_gate or layer.experts)
     plain = plain and layer.kv_source is None and shape.key_width == shape.value_width
     if plain and config.gated and not isinstance(following, LayerNormWeights):
         dense = dense_weights(config, w, number, following)
@@ -286,18 +291,35 @@ def recurrent_mixer(
     config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, recurrence: Recurrence, step: StepRows
 ) -> tuple[jax.Array, jax.Array]:
     """Return what a layer with a recurrent state adds to normed rows, float32 [rows, hidden], and the states."""
+    if config.plan[number].kind == "mamba2":
+        return mamba_mixer(config, ops, w, number, h, recurrence, step)
     name, live, sizes = f"{number}.", step.live, config.delta
     if config.plan[number].kind == "convolution" or sizes is None:
         inputs = ops.linear(h, w[name + "conv_in"], 3 * config.hidden_size, None, live)
-        mixed, states = ops.convolution(inputs, w[name + "conv_taps"], recurrence, step, gated=True)
+        mixed, states = ops.convolution(inputs, Taps(w[name + "conv_taps"]), recurrence, step, gated=True)
         return ops.linear(mixed, w[name + "conv_out"], config.hidden_size, None, live), states
     inputs = ops.linear(h, w[name + "delta_in"], sizes.channels + sizes.values, None, live)
     gates = ops.linear(h, w[name + "delta_gates"], 2 * sizes.value_heads, None, live)
-    x, states = ops.convolution(inputs, w[name + "delta_taps"], recurrence, step, gated=False)
+    x, states = ops.convolution(inputs, Taps(w[name + "delta_taps"]), recurrence, step, gated=False)
     constants = (w[name + "delta_decay"], w[name + "delta_bias"])
     read, states = ops.gated_delta(x, gates, constants, sizes, replace(recurrence, states=states), step)
     mixed = ops.gated_norm(read, inputs, w[name + "delta_norm"], sizes, config.rms_eps, live)
     return ops.linear(mixed, w[name + "delta_out"], config.hidden_size, None, live), states
+
+
+def mamba_mixer(
+    config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, recurrence: Recurrence, step: StepRows
+) -> tuple[jax.Array, jax.Array]:
+    """Return what a Mamba-2 layer adds to normed rows, float32 [rows, hidden], and the states."""
+    name, live, sizes = f"{number}.mamba_", step.live, config.mamba
+    assert sizes is not None  # a layer is a state space model only where the model has them
+    inputs = ops.linear(h, w[name + "in"], sizes.projected, None, live)
+    filter = Taps(w[name + "taps"], w.get(name + "conv_bias"), first=sizes.inner)
+    x, states = ops.convolution(inputs, filter, recurrence, step, gated=False)
+    heads = MambaWeights(w[name + "decay"], w[name + "step_bias"], w[name + "skip"])
+    read, states = ops.selective_state(x, inputs, heads, sizes, replace(recurrence, states=states), step)
+    mixed = ops.group_norm(read, w[name + "norm"], sizes.groups, config.rms_eps, live)
+    return ops.linear(mixed, w[name + "out"], config.hidden_size, None, live), states
 
 
 def parallel_mlp(
@@ -331,12 +353,27 @@ def after_mixer(
     following: NormWeights | None,
     live: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Add what a layer's mixer gives and compute the layer's MLP: the hidden rows, and their norm as an operand."""
+    """Add what a layer's mixer gives and compute the layer's MLP, if it has one: the hidden rows, and their norm as an
+    operand."""
+    if not config.plan[number].mlp:
+        return add(config, ops, x, delta, following, live)
     name, eps, multiplier = f"{number}.", config.rms_eps, config.residual_multiplier
     before_mlp = norm_weights(config, ops, w, name + "norm_mlp")
     x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), before_mlp, eps, multiplier, live)
     delta = mlp(config, ops, w, name, config.plan[number], h, live)
     return ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
+
+
+def add(
+    config: ModelConfig,
+    ops: Ops,
+    x: jax.Array,
+    delta: jax.Array,
+    following: NormWeights | None,
+    live: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Add what the only part of a layer gives: the hidden rows, and their norm as an operand."""
+    return ops.norm(x, delta, None, following, config.rms_eps, config.residual_multiplier, live)
 
 
 def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: StepInputs) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.parts import Activation, GatedDelta
+from workers.checkpoints.architectures.parts import Activation, GatedDelta, Mamba2
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.packed_matrix import Weight
@@ -86,6 +86,29 @@ class Recurrence:
     """`KvLayout.attended`: rows from here on are padding, which changes no state."""
     places: jax.Array | None = None
     """int32 [2, rows], negative for padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """The weights of a convolution."""
+
+    weights: jax.Array
+    """float32 [taps, channels], the oldest row's first."""
+    bias: jax.Array | None = None
+    """float32 [channels]."""
+    first: int = 0
+    """The value of a row at which the channels begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class MambaWeights:
+    """The constants of the heads of a Mamba-2 layer, float32 [heads] each."""
+
+    decay: jax.Array
+    """The logarithms of the decays in a step of 1."""
+    step_bias: jax.Array
+    skip: jax.Array
+    """Factors of the inputs that are added to outputs."""
 
 
 LayerState = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
@@ -210,12 +233,12 @@ class Ops(Protocol):
         lanes of a value."""
 
     def convolution(
-        self, x: jax.Array, taps: jax.Array, recurrence: Recurrence, step: StepRows, *, gated: bool
+        self, x: jax.Array, taps: Taps, recurrence: Recurrence, step: StepRows, *, gated: bool
     ) -> tuple[jax.Array, jax.Array]:
-        """Convolve the channels of rows with `taps`, float32 [taps, channels], the oldest row's first.
+        """Convolve the channels of rows.
 
         Gated, as in LFM2, rows are B, C and x, and the result is C * conv(B * x) as an operand; otherwise it is
-        silu(conv(x)) of the first channels of a row, float32 [rows, channels]. Also returns the states, of which a
+        silu(conv(x)) of a row's channels, float32 [rows, channels]. Also returns the states, of which a
         layer has the last taps - 1 inputs. Rows of one slot are in order. Padding rows are undefined.
         """
 
@@ -245,6 +268,28 @@ class Ops(Protocol):
     ) -> jax.Array:
         """Return the RMS norm of the heads of x, float32 [rows, values], times `weight` and silu of the last values of
         `projected` as an operand. Padding rows are undefined."""
+
+    def selective_state(
+        self,
+        x: jax.Array,
+        projected: jax.Array,
+        weights: MambaWeights,
+        sizes: Mamba2,
+        recurrence: Recurrence,
+        step: StepRows,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Apply Mamba-2's recurrence to rows of inputs, B and C -> float32 [rows, inner] times silu of the gates, and
+        the states.
+
+        `projected` are the values that rows were projected to, which begin with the gates and end with the steps of the
+        heads. Padding rows are undefined.
+        """
+
+    def group_norm(
+        self, x: jax.Array, weight: jax.Array, groups: int, eps: float, live: jax.Array | None = None
+    ) -> jax.Array:
+        """Return the RMS norm of each group of the values of x, float32 [rows, width], times `weight`, float32 [width],
+        as an operand. Padding rows are undefined."""
 
     def output_gate(self, x: jax.Array, gate: jax.Array, live: jax.Array | None = None) -> jax.Array:
         """Multiply an operand by the sigmoid of a gate, float32 [rows, width] -> an operand. Padding rows are

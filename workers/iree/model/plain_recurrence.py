@@ -1,12 +1,14 @@
 """The operations of layers with a recurrent state for every device but a CPU, in plain StableHLO."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from workers.checkpoints.architectures.parts import GatedDelta
-from workers.iree.model.ops import Recurrence, StepRows
+from workers.checkpoints.architectures.parts import GatedDelta, Mamba2
+from workers.iree.model.ops import MambaWeights, Recurrence, StepRows, Taps
 
 EPS = np.float32(1e-6)
 """Added to the squared lengths of queries and keys."""
@@ -20,15 +22,19 @@ class PlainRecurrence:
     dtype: str
 
     def convolution(
-        self, x: jax.Array, taps: jax.Array, recurrence: Recurrence, step: StepRows, *, gated: bool
+        self, x: jax.Array, taps: Taps, recurrence: Recurrence, step: StepRows, *, gated: bool
     ) -> tuple[jax.Array, jax.Array]:
-        (batch, tokens), (count, channels) = step.rows.shape, taps.shape
-        inputs = x[:, :channels] * x[:, 2 * channels : 3 * channels] if gated else x[:, :channels]
+        (batch, tokens), (count, channels) = step.rows.shape, taps.weights.shape
+        inputs = x[:, taps.first : taps.first + channels]
+        if gated:
+            inputs = inputs * x[:, 2 * channels : 3 * channels]
         state = _taken(recurrence, step, (count - 1) * channels).reshape(batch, count - 1, channels)
         both = jnp.concatenate([state, inputs.reshape(batch, tokens, channels)], axis=1)
         total = jnp.zeros((batch, tokens, channels), jnp.float32)
         for tap in range(count):
-            total = total + both[:, tap : tap + tokens] * taps[tap]
+            total = total + both[:, tap : tap + tokens] * taps.weights[tap]
+        if taps.bias is not None:
+            total = total + taps.bias
         # The inputs before the first padding row.
         there = jnp.sum(step.rows < recurrence.attended, axis=1, dtype=jnp.int32)
         kept = there[:, None] + jnp.arange(count - 1, dtype=jnp.int32)
@@ -58,9 +64,7 @@ class PlainRecurrence:
         beta = jax.nn.sigmoid(gates[:, :, 0])
         kept = jnp.exp(-jnp.exp(decay) * jax.nn.softplus(gates[:, :, 1] + bias))
         there = step.rows < recurrence.attended
-        behind = Recurrence(
-            recurrence.states, recurrence.offset + (sizes.taps - 1) * sizes.channels, recurrence.attended
-        )
+        behind = _behind(recurrence, sizes)
         size = sizes.values * sizes.key_dim
         state = _taken(behind, step, size).reshape(batch, sizes.value_heads, sizes.key_dim, sizes.value_dim)
 
@@ -76,6 +80,48 @@ class PlainRecurrence:
         state, out = lax.scan(row, state, rows)
         states = _put(behind, step, state.reshape(batch, -1))
         return jnp.moveaxis(out, 0, 1).reshape(batch * tokens, sizes.values), states
+
+    def selective_state(
+        self,
+        x: jax.Array,
+        projected: jax.Array,
+        weights: MambaWeights,
+        sizes: Mamba2,
+        recurrence: Recurrence,
+        step: StepRows,
+    ) -> tuple[jax.Array, jax.Array]:
+        batch, tokens = step.rows.shape
+        inputs = x[:, : sizes.inner].reshape(batch, tokens, sizes.heads, sizes.head_dim)
+        b, c = (
+            jnp.repeat(each.reshape(batch, tokens, sizes.groups, sizes.state), sizes.heads // sizes.groups, axis=2)
+            for each in jnp.split(x[:, sizes.inner :], 2, axis=1)
+        )
+        steps = jax.nn.softplus(projected[:, sizes.inner + sizes.channels :] + weights.step_bias)
+        steps = jnp.clip(steps, *map(np.float32, sizes.step_limit)).reshape(batch, tokens, sizes.heads)
+        kept = jnp.exp(-jnp.exp(weights.decay) * steps)
+        there = step.rows < recurrence.attended
+        behind = _behind(recurrence, sizes)
+        state = _taken(behind, step, sizes.inner * sizes.state)
+        state = state.reshape(batch, sizes.heads, sizes.state, sizes.head_dim)
+
+        def row(matrix: jax.Array, values: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            added, b, c, kept, there = values
+            new = matrix * kept[..., None, None] + b[..., None] * added[..., None, :]
+            out = jnp.sum(new * c[..., None], axis=-2)
+            return jnp.where(there[:, None, None, None], new, matrix), out
+
+        rows = tuple(jnp.moveaxis(each, 1, 0) for each in (inputs * steps[..., None], b, c, kept, there))
+        state, out = lax.scan(row, state, rows)
+        read = jnp.moveaxis(out, 0, 1) + inputs * weights.skip[:, None]
+        read = read.reshape(batch * tokens, sizes.inner) * jax.nn.silu(projected[:, : sizes.inner])
+        return read, _put(behind, step, state.reshape(batch, -1))
+
+    def group_norm(
+        self, x: jax.Array, weight: jax.Array, groups: int, eps: float, live: jax.Array | None = None
+    ) -> jax.Array:
+        parts = x.reshape(len(x), groups, -1)
+        mean = jnp.mean(parts * parts, axis=-1, keepdims=True)
+        return ((parts * lax.rsqrt(mean + np.float32(eps))).reshape(x.shape) * weight).astype(self.dtype)
 
     def gated_norm(
         self,
@@ -93,6 +139,11 @@ class PlainRecurrence:
 
     def output_gate(self, x: jax.Array, gate: jax.Array, live: jax.Array | None = None) -> jax.Array:
         return (x.astype(jnp.float32) * jax.nn.sigmoid(gate)).astype(self.dtype)
+
+
+def _behind(recurrence: Recurrence, sizes: GatedDelta | Mamba2) -> Recurrence:
+    """Return the part of a layer's state behind that of its convolution."""
+    return replace(recurrence, offset=recurrence.offset + (sizes.taps - 1) * sizes.channels)
 
 
 def _taken(recurrence: Recurrence, step: StepRows, size: int) -> jax.Array:

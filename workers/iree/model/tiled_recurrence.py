@@ -3,14 +3,15 @@
 import jax
 import jax.numpy as jnp
 
-from workers.checkpoints.architectures.parts import GatedDelta
+from workers.checkpoints.architectures.parts import GatedDelta, Mamba2
 from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.recurrent.convolution import Convolution, convolution
 from workers.iree.kernels.recurrent.gated_delta import DeltaRule, gated_delta
-from workers.iree.kernels.recurrent.gates import gated_norm, output_gate
+from workers.iree.kernels.recurrent.gates import gated_norm, group_norm, output_gate
+from workers.iree.kernels.recurrent.selective_state import SelectiveState, selective_state
 from workers.iree.kernels.recurrent.state_rows import StateShape
 from workers.iree.model.kernel_calls import call, floats, named, words
-from workers.iree.model.ops import Recurrence, StepRows
+from workers.iree.model.ops import MambaWeights, Recurrence, StepRows, Taps
 from workers.iree.model.tiled_matmuls import TiledMatmuls
 
 
@@ -20,14 +21,17 @@ class TiledRecurrence(TiledMatmuls):
     __slots__ = ()
 
     def convolution(
-        self, x: jax.Array, taps: jax.Array, recurrence: Recurrence, step: StepRows, *, gated: bool
+        self, x: jax.Array, taps: Taps, recurrence: Recurrence, step: StepRows, *, gated: bool
     ) -> tuple[jax.Array, jax.Array]:
-        shape, (count, channels) = _shape(recurrence, x), taps.shape
-        kind = Convolution(shape, self.arithmetic, channels, count, x.shape[1], gated, self.threads)
+        shape, (count, channels) = _shape(recurrence, x), taps.weights.shape
+        bias = taps.bias is not None
+        kind = Convolution(shape, self.arithmetic, channels, count, x.shape[1], gated, self.threads, taps.first, bias)
         name = named(f"baton_convolution_{shape.rows}_{gated:d}", live=step.live)
         self.add_kernel(name, convolution, kind, live=step.live is not None)
         result = words(len(x), row_stride(channels, self.arithmetic)) if gated else floats(len(x), channels)
-        out, states = call(name, (result, _states(recurrence)), x, taps, *_operands(recurrence, step))
+        out, states = call(
+            name, (result, _states(recurrence)), x, taps.weights, taps.bias, *_operands(recurrence, step)
+        )
         return out, states
 
     def gated_delta(
@@ -45,6 +49,32 @@ class TiledRecurrence(TiledMatmuls):
         results = (floats(len(x), sizes.values), _states(recurrence))
         out, states = call(name, results, x, gates, *constants, *_operands(recurrence, step))
         return out, states
+
+    def selective_state(
+        self,
+        x: jax.Array,
+        projected: jax.Array,
+        weights: MambaWeights,
+        sizes: Mamba2,
+        recurrence: Recurrence,
+        step: StepRows,
+    ) -> tuple[jax.Array, jax.Array]:
+        shape = _shape(recurrence, x)
+        name = named(f"baton_selective_state_{shape.rows}", live=step.live)
+        self.add_kernel(name, selective_state, SelectiveState(shape, sizes, self.threads), live=step.live is not None)
+        results = (floats(len(x), sizes.inner), _states(recurrence))
+        constants = (weights.decay, weights.step_bias, weights.skip)
+        out, states = call(name, results, x, projected, *constants, *_operands(recurrence, step))
+        return out, states
+
+    def group_norm(
+        self, x: jax.Array, weight: jax.Array, groups: int, eps: float, live: jax.Array | None = None
+    ) -> jax.Array:
+        rows, width = x.shape
+        name = named(f"baton_group_norm_{rows}_{width}_{groups}", live=live)
+        self.add_kernel(name, group_norm, rows, width, groups, self.arithmetic, eps, live=live is not None)
+        out: jax.Array = call(name, words(rows, row_stride(width, self.arithmetic)), x, weight, live)
+        return out
 
     def gated_norm(
         self,

@@ -65,6 +65,14 @@ _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "delta_bias": (None,),
     "delta_norm": (None,),
     "delta_out": ("hidden", None),
+    "mamba_in": (None, "hidden"),
+    "mamba_taps": (None, None, None),
+    "mamba_conv_bias": (None,),
+    "mamba_decay": (None,),
+    "mamba_step_bias": (None,),
+    "mamba_skip": (None,),
+    "mamba_norm": (None,),
+    "mamba_out": ("hidden", None),
 }
 """The widths that the axes of each tensor consist of, by its name within a layer. None is an axis that is not padded:
 outputs of a matrix that are missing in its last tile are zeros already."""

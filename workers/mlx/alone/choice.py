@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from workers.checkpoints.architectures.family import UndescribedParts
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.checkpoints.documents import CONFIG, document_file
 from workers.checkpoints.lone_config import LoneConfig
@@ -28,8 +29,8 @@ def lone_config(path: Path, context: int) -> LoneConfig | None:
         if unknown is not None and error.field == "model_type":  # without one, mlx-lm cannot load it either
             raise unknown from error
         raise
-    if unknown is not None and is_batched(config.family):  # such as a classifier
-        raise unknown
+    if unknown is not None and is_batched(config.family) and not isinstance(unknown, UndescribedParts):
+        raise unknown  # such as a classifier
     if not mlx_lm_has(config.family):
         config.check_code(path)
         if unknown is not None:

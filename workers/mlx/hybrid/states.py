@@ -19,7 +19,7 @@ class RecurrentStates:
     """Owns an array [slots, ...] for each part of the state of each layer that has one.
 
     The parts are those that mlx-lm's modules keep in an `ArraysCache`: the last inputs of a convolution, and for a
-    gated delta network the matrices of its heads, which are float32. The initial state is zero.
+    gated delta network or Mamba-2 the matrices of its heads, which are float32. The initial state is zero.
     """
 
     def __init__(self, config: ModelConfig, slots: int, dtype: mx.Dtype) -> None:
@@ -159,4 +159,9 @@ def _shapes(config: ModelConfig, dtype: mx.Dtype) -> Shapes:
     if (delta := config.delta) is not None:
         matrices = (delta.value_heads, delta.value_dim, delta.key_dim)
         return [((delta.taps - 1, delta.channels), dtype), (matrices, mx.float32)]
+    if (mamba := config.mamba) is not None:
+        return [
+            ((mamba.taps - 1, mamba.channels), dtype),
+            ((mamba.heads, mamba.head_dim, mamba.state), mx.float32),
+        ]
     return []

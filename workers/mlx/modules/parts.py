@@ -125,8 +125,7 @@ def apply_multipliers(model: Any, config: ModelConfig) -> None:
     """Multiply what a Granite model embeds, and what its layers add to the residual stream."""
     model.model.embed_tokens = Multiplied(model.model.embed_tokens, config.embedding_scale)
     for layer in model.layers:
-        layer.self_attn = Multiplied(layer.self_attn, config.residual_multiplier)
-        for part in ("mlp", "block_sparse_moe", "shared_mlp"):
+        for part in ("self_attn", "mamba", "mlp", "block_sparse_moe", "shared_mlp"):
             if part in layer:
                 setattr(layer, part, Multiplied(getattr(layer, part), config.residual_multiplier))
 

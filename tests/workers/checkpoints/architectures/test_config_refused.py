@@ -21,7 +21,7 @@ ERNIE: dict[str, Any] = {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_num_
     ("changes", "words"),
     [
         ({"architectures": ["MambaForCausalLM"]}, r"architectures: \['MambaForCausalLM'\] is not supported"),
-        ({"architectures": ["GraniteMoeHybridForCausalLM"]}, r"\['GraniteMoeHybridForCausalLM'\] is not supported"),
+        ({"architectures": ["JambaForCausalLM"]}, r"\['JambaForCausalLM'\] is not supported"),
         ({"architectures": ["GraniteForCausalLM"], "num_local_experts": 8}, "num_local_experts: 8 is not supported"),
         ({"architectures": ["GraniteForCausalLM"], "mlp_bias": True}, "mlp_bias: True is not supported"),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling: 0 is not a number from"),

@@ -21,7 +21,9 @@ def converted(config: Config, name: str, values: NDArray[Any]) -> Parts:
         values = _tiled_values(config, name, values)
     if family == "gpt_neox" and ".query_key_value." in name:
         values = values.reshape(config["num_attention_heads"], 3, -1).swapaxes(0, 1).reshape(values.shape)
-    if name.endswith(".in_proj_qkvz.weight"):
+    if ".mamba." in name:
+        yield name, values
+    elif name.endswith(".in_proj_qkvz.weight"):
         yield from _split_inputs(config, name.removesuffix("in_proj_qkvz.weight"), values)
     elif name.endswith("A_log"):
         yield name, -np.exp(values)

@@ -33,6 +33,7 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
@@ -57,10 +58,23 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "olmoe": gguf.MODEL_ARCH.OLMOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
 }
-PAIRED = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "olmo", "arcee", "ministral3", "granitemoe"})
+PAIRED = frozenset(
+    {
+        "llama",
+        "mistral",
+        "mixtral",
+        "granite",
+        "granitemoehybrid",
+        "smollm3",
+        "olmo",
+        "arcee",
+        "ministral3",
+        "granitemoe",
+    }
+)
 """Families whose queries and keys have rotated lanes side by side."""
 CENTRED = frozenset({"gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
-PLAIN = (".ffn_gate_inp.", ".ssm_conv1d.", ".shortconv.conv.", "_norm.")
+PLAIN = (".ffn_gate_inp.", ".ssm_a", ".ssm_d", ".ssm_conv1d.", ".shortconv.conv.", "_norm.")
 """Parts of the names of tensors that are always float32."""
 TypeOf = Callable[[str], Type]
 
@@ -154,7 +168,9 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.freq_base_swa": config.get("rope_local_base_freq"),
         "rope.dimension_count": int(config["head_dim"] * config.get("partial_rotary_factor", 1)),
     }
-    if config.get("layer_types"):
+    if config["model_type"] == "granitemoehybrid":
+        keys |= _mamba_keys(config)
+    elif config.get("layer_types"):
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     if config["model_type"] in ("glm4_moe", "ernie4_5_moe"):
         keys |= _routed(config)
@@ -194,6 +210,41 @@ def _routed(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mamba_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of Granite 4."""
+    kinds, heads = config["layer_types"], config["num_key_value_heads"]
+    return {
+        "attention.head_count_kv": [heads if kind == "attention" else 0 for kind in kinds],
+        "expert_count": config["num_local_experts"],
+        "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+        "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        "ssm.conv_kernel": config["mamba_d_conv"],
+        "ssm.group_count": config["mamba_n_groups"],
+        "ssm.inner_size": config["mamba_n_heads"] * config["mamba_d_head"],
+        "ssm.state_size": config["mamba_d_state"],
+        "ssm.time_step_rank": config["mamba_n_heads"],
+    }
+
+
+def _mamba_tensors(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Granite 4's tensors, as they are named and shaped."""
+    layer, part = f"blk.{name.split('.')[2]}.", name.partition(".mamba.")[2]
+    if ".shared_mlp.input_linear" in name:
+        return dict(zip((f"{layer}ffn_gate.weight", f"{layer}ffn_up.weight"), np.split(values, 2), strict=True))
+    match part:
+        case "A_log":
+            return {f"{layer}ssm_a": -np.exp(values)[:, None]}
+        case "D":
+            return {f"{layer}ssm_d": values[:, None]}
+        case "conv1d.weight":
+            return {f"{layer}ssm_conv1d.weight": values[:, 0]}
+        case "norm.weight":
+            return {f"{layer}ssm_norm.weight": values.reshape(config["mamba_n_groups"], -1)}
+        case "dt_bias":
+            return {f"{layer}ssm_dt.bias": values}
+    return {f"{layer}ffn_down.weight": values} if ".shared_mlp.output_linear" in name else {}
+
+
 def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorNameMap) -> Tensors:
     family, found = config["model_type"], dict[str, NDArray[Any]]()
     stacks: dict[str, list[NDArray[Any]]] = {}
@@ -210,6 +261,9 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
             continue
         if name.endswith("e_score_correction_bias") or "shared_expert_gate" in name:
             name, values = name.replace("e_score_correction_bias", "e_score_correction.bias"), values.reshape(-1)
+        if family == "granitemoehybrid" and ".layers." in name and (mapped := _mamba_tensors(name, values, config)):
+            found |= mapped
+            continue
         if ".experts." in name:
             before, _, after = name.partition(".experts.")
             _, part, end = after.split(".")

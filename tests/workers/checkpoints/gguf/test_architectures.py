@@ -183,3 +183,46 @@ def test_the_digest_covers_all_that_decides_the_tokens(checkpoint: Path, tmp_pat
     assert config_digest(file) != first
     other = make_checkpoint(tmp_path / "other", seed=1)
     assert config_digest(make_gguf(other, file)) != first
+
+
+GRANITE_4: Mapping[str, Mapping[str, Any]] = {
+    "nope": {},
+    "rope": {"tied": False, "layers": 3, "fields": {"position_embedding_type": "rope", "mamba_conv_bias": False}},
+}
+
+
+@pytest.mark.parametrize("case", GRANITE_4)
+def test_granite_4_without_experts(tmp_path: Path, case: str) -> None:
+    path = make_checkpoint(tmp_path / "model", "granitemoehybrid", **GRANITE_4[case])
+    file = make_gguf(path, tmp_path / "model.gguf")
+    made, expected = ModelConfig.from_dir(file), ModelConfig.from_dir(path)
+    assert made == replace(expected, names=made.names, ffn=96)
+    weights, original = open_weights(file), open_weights(path)
+    check_tensors(weights, made, file, weights.adds_nothing)
+    for name, tensor in original.items():
+        block, mlp, part = name.partition(".shared_mlp.")
+        if mlp:
+            parts = ("gate_proj", "up_proj") if part == "input_linear.weight" else ("down_proj",)
+            found = np.concatenate([weights[f"{block}.mlp.{each}.weight"] for each in parts])
+        else:
+            found = weights.take(name, tensor.shape)
+        np.testing.assert_allclose(found, tensor, atol=2e-7, rtol=2e-7, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("granitehybrid.expert_count", 4, "a mixture of experts is not supported for this architecture"),
+        ("granitehybrid.attention.head_count_kv", [0, 1, 2], "is not one number, or 0, for each of 2 layers"),
+        ("granitehybrid.attention.head_count_kv", [3, 2], "is not one number, or 0, for each of 2 layers"),
+        ("granitehybrid.ssm.inner_size", 100, "100 is no multiple of embedding_length, 64"),
+        ("granitehybrid.ssm.state_size", None, "is missing"),
+    ],
+    ids=str,
+)
+def test_granite_4_is_refused_by_its_key(tmp_path: Path, key: str, value: object, problem: str) -> None:
+    path = make_checkpoint(tmp_path / "model", "granitemoehybrid")
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={key: value})
+    with pytest.raises(CheckpointError) as refused:
+        ModelConfig.from_dir(file)
+    assert str(refused.value) == f"{file}: {key}: {problem}"

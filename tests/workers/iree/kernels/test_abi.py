@@ -11,7 +11,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.checkpoints.architectures.parts import ExpertRouter, Experts, GatedDelta
+from workers.checkpoints.architectures.parts import ExpertRouter, Experts, GatedDelta, Mamba2
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.quantized_matrix import GroupFormat
 from workers.iree import kernels
@@ -37,7 +37,8 @@ from workers.iree.kernels.moe.router import route
 from workers.iree.kernels.moe.routing import Mixture, group
 from workers.iree.kernels.recurrent.convolution import Convolution, convolution
 from workers.iree.kernels.recurrent.gated_delta import DeltaRule, gated_delta
-from workers.iree.kernels.recurrent.gates import gated_norm, output_gate
+from workers.iree.kernels.recurrent.gates import gated_norm, group_norm, output_gate
+from workers.iree.kernels.recurrent.selective_state import SelectiveState, selective_state
 from workers.iree.kernels.recurrent.state_rows import StateShape
 from workers.iree.kernels.rowwise.glu import glu
 from workers.iree.kernels.rowwise.norm import Norm, norm
@@ -124,6 +125,10 @@ SYMBOLS: dict[str, object] = {
         "values": 32,
         "value_heads": 2,
         "value_dim": 16,
+        "mamba_heads": 4,
+        "mamba_groups": 2,
+        "inner": 64,
+        "state_dim": 16,
         "states": 5,
         "state_values": 7000,
     },
@@ -192,10 +197,13 @@ def each_kernel() -> Iterator[tuple[str, Made]]:
     yield "attention_split", made(split_attention, "attention_split", split, symbols=alone, live=True)
     yield "attention_merge", made(merge_attention, "attention_merge", split, symbols=alone, live=True)
     step_states = StateShape(ROWS, 5, 7000)
-    short = Convolution(step_states, kind, HIDDEN, 3, 3 * HIDDEN, gated=True, threads=2)
+    short = Convolution(step_states, kind, HIDDEN, 3, 3 * HIDDEN, gated=True, threads=2, bias=True)
     yield "convolution", made(convolution, "convolution", short, live=True)
     yield "gated_delta", made(gated_delta, "gated_delta", DeltaRule(step_states, DELTA, 2), live=True)
     yield "gated_norm", made(gated_norm, "gated_norm", ROWS, DELTA, kind, 1e-5, live=True)
+    mamba = SelectiveState(step_states, Mamba2(heads=4, head_dim=16, groups=2, state=16, taps=4), 2)
+    yield "selective_state", made(selective_state, "selective_state", mamba, live=True)
+    yield "group_norm", made(group_norm, "group_norm", ROWS, 64, 2, kind, 1e-5, live=True)
     yield "output_gate", made(output_gate, "output_gate", ROWS, HIDDEN, kind, live=True)
     yield "experts_route", made(route, "experts_route", mixture, live=True)
     yield "experts_group", made(group, "experts_group", mixture, live=True)
@@ -315,7 +323,7 @@ def test_the_page_lists_the_names_that_models_call(tmp_path: Path) -> None:
 def plans(folder: Path) -> Iterator[GraphPlan]:
     """Models that use all kernels between them."""
     kinds: list[tuple[str, Quantize]] = [(each, bits) for each in ("llama", "mixtral") for bits in get_args(Quantize)]
-    kinds.append(("qwen3_5_text", "none"))
+    kinds += [("qwen3_5_text", "none"), ("granitemoehybrid", "none")]
     for family, quantize in kinds:
         path = make_checkpoint(folder / f"{family}-{quantize}", family)
         dots = choose_integer_dots({"avx512vnni"})

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.parts import GatedDelta
-from workers.iree.model.ops import Recurrence, StepRows
+from workers.checkpoints.architectures.parts import GatedDelta, Mamba2
+from workers.iree.model.ops import MambaWeights, Recurrence, StepRows, Taps
 from workers.iree.model.plain_ops import PlainOps
 
 SIZES = GatedDelta(key_heads=2, value_heads=4, key_dim=8, value_dim=4, taps=3)
@@ -32,7 +32,7 @@ def some(*shape: int) -> NDArray[np.float32]:
 def test_convolution_of_rows_and_of_one_after_the_other() -> None:
     x, taps, states = some(ROWS, 3 * 8), some(3, 8), some(2, OFFSET + 16 + 3)
     out, after = OPS.convolution(
-        jnp.asarray(x), jnp.asarray(taps), recurrence(states), step(1, 0, ROWS, THERE), gated=True
+        jnp.asarray(x), Taps(jnp.asarray(taps)), recurrence(states), step(1, 0, ROWS, THERE), gated=True
     )
     inputs = np.concatenate([states[1, OFFSET : OFFSET + 16].reshape(2, 8), x[:, :8] * x[:, 16:]])
     expected = [x[at, 8:16] * (inputs[at : at + 3] * taps).sum(0) for at in range(THERE)]
@@ -43,7 +43,7 @@ def test_convolution_of_rows_and_of_one_after_the_other() -> None:
     one = states
     for at in range(THERE):
         row, one = OPS.convolution(
-            jnp.asarray(x[at : at + 1]), jnp.asarray(taps), recurrence(one), step(1, at, 1, 1), gated=True
+            jnp.asarray(x[at : at + 1]), Taps(jnp.asarray(taps)), recurrence(one), step(1, at, 1, 1), gated=True
         )
         np.testing.assert_allclose(row[0], expected[at], atol=1e-5)
     np.testing.assert_allclose(np.asarray(one), whole, atol=1e-6)
@@ -69,6 +69,30 @@ def test_gated_delta_rule_of_some_rows() -> None:
             matrix *= np.exp(-np.exp(decay[head]) * np.log1p(np.exp(gates[row, 4 + head] + bias[head])))
             matrix += np.outer(key, (value - key @ matrix) * beta)
             np.testing.assert_allclose(np.asarray(out)[row, 4 * head : 4 * head + 4], query @ matrix, atol=1e-5)
+    whole = states.copy()
+    whole[0, first:] = matrices.reshape(-1)
+    np.testing.assert_allclose(np.asarray(after), whole, atol=1e-5)
+
+
+def test_mamba_of_some_rows() -> None:
+    sizes = Mamba2(heads=4, head_dim=2, groups=2, state=3, taps=3, step_limit=(0.3, 1.5))
+    x, projected = some(ROWS, sizes.channels), some(ROWS, sizes.projected)
+    states, (decay, bias, skip) = some(2, OFFSET + sizes.state_values), some(3, 4)
+    run = jax.jit(lambda states: OPS.selective_state(
+        jnp.asarray(x), jnp.asarray(projected), MambaWeights(*map(jnp.asarray, (decay, bias, skip))), sizes,
+        Recurrence(states, OFFSET, ATTENDED), step(0, 0, ROWS, THERE),
+    ))  # fmt: skip
+    out, after = run(jnp.asarray(states))
+    first = OFFSET + 2 * sizes.channels
+    matrices = states[0, first:].reshape(4, 3, 2).copy()
+    for row in range(THERE):
+        for head in range(4):
+            time = np.clip(np.log1p(np.exp(projected[row, -4 + head] + bias[head])), 0.3, 1.5)
+            lanes, (b, c) = slice(2 * head, 2 * head + 2), x[row, 8:].reshape(2, 2, 3)[:, head // 2]
+            matrices[head] = matrices[head] * np.exp(-np.exp(decay[head]) * time) + np.outer(b, x[row, lanes] * time)
+            gate = projected[row, lanes] / (1 + np.exp(-projected[row, lanes]))
+            expected = (c @ matrices[head] + skip[head] * x[row, lanes]) * gate
+            np.testing.assert_allclose(np.asarray(out)[row, lanes], expected, atol=1e-5)
     whole = states.copy()
     whole[0, first:] = matrices.reshape(-1)
     np.testing.assert_allclose(np.asarray(after), whole, atol=1e-5)

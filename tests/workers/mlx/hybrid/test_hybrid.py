@@ -19,7 +19,12 @@ from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import SampleSpec
 
 GREEDY = SampleSpec(Sampling(), 0)
-HYBRIDS = ("lfm2", "qwen3_5_text")
+HYBRIDS = [
+    "granitemoehybrid",
+    "lfm2",
+    pytest.param("nemotron_h", marks=pytest.mark.exhaustive),  # Granite's mixers in other layers
+    "qwen3_5_text",
+]
 
 
 def tokens_of(length: int, seed: int = 0) -> tuple[int, ...]:

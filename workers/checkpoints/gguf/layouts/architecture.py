@@ -61,6 +61,8 @@ class Architecture:
     """Norms without the offset that those of the family have."""
     precise: frozenset[str] = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp"})
     """Modules that are never quantized, such as routers: an error in one chooses other experts."""
+    flat: frozenset[str] = frozenset()
+    """Vectors that are matrices in the file."""
     taps: frozenset[str] = frozenset()
     """Convolutions, [channels, taps] in the file and [channels, 1, taps] in Hugging Face's checkpoints."""
 

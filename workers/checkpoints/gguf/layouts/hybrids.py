@@ -9,6 +9,7 @@ from workers.checkpoints.gguf.keys import Keys
 from workers.checkpoints.gguf.layouts.architecture import (
     ATTENTION,
     BEFORE,
+    LLAMA,
     MLP,
     Architecture,
     Fields,
@@ -49,15 +50,30 @@ GRANITE_EXPERTS = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+MAMBA = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
 DELTA_PRECISE = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta"})
+
+
+def read_kv_heads(keys: Keys) -> list[int]:
+    """Read the KV heads of each layer; 0 where a layer does not attend."""
+    counts: list[int] = keys.get("attention.head_count_kv")
+    layers = keys.integer("block_count")
+    if not isinstance(counts, list) or len(counts) != layers or any(type(count) is not int for count in counts):
+        raise keys.error("attention.head_count_kv", f"is not a number for each of {layers} layers")
+    return counts
 
 
 def read_lfm2(keys: Keys, fields: Fields) -> None:
     """Layers attend that have KV heads."""
-    counts = keys.get("attention.head_count_kv")
-    if not isinstance(counts, list) or any(type(count) is not int for count in counts):
-        raise keys.error("attention.head_count_kv", "is not a list of numbers, one for each layer")
-    fields["layer_types"] = ["full_attention" if count else "conv" for count in counts]
+    fields["layer_types"] = ["full_attention" if count else "conv" for count in read_kv_heads(keys)]
     fields["conv_L_cache"] = keys.integer("shortconv.l_cache")
     fields["block_auto_adjust_ff_dim"] = False  # the file has the adjusted width
 
@@ -92,6 +108,29 @@ def read_shared_experts(keys: Keys, fields: Fields) -> None:
     read_experts(keys, fields)
     fields["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
     fields["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
+
+
+def read_granite_hybrid(keys: Keys, fields: Fields) -> None:
+    """Read Granite 4 without experts. Layers without KV heads are Mamba-2."""
+    if keys.get("expert_count"):
+        raise keys.error("expert_count", "a mixture of experts is not supported for this architecture")
+    keys.get("expert_used_count")
+    read_multipliers(keys, fields)
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if inner % fields["hidden_size"]:
+        raise keys.error("ssm.inner_size", f"{inner} is no multiple of embedding_length, {fields['hidden_size']}")
+    fields |= {
+        "layer_types": ["attention" if count else "mamba" for count in read_kv_heads(keys)],
+        "num_local_experts": 0,
+        "shared_intermediate_size": keys.integer("expert_shared_feed_forward_length", fields["intermediate_size"]),
+        "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", False) else "nope",
+        "mamba_n_heads": heads,
+        "mamba_expand": inner // fields["hidden_size"],
+        "mamba_n_groups": keys.integer("ssm.group_count"),
+        "mamba_d_state": keys.integer("ssm.state_size"),
+        "mamba_d_conv": keys.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in keys.model.tensors),
+    }
 
 
 def order_value_heads(keys: Keys) -> Mapping[str, StoredOrder]:
@@ -144,6 +183,15 @@ def read_olmoe(keys: Keys, fields: Fields) -> None:
 
 
 HYBRIDS: Mapping[str, Architecture] = {
+    "granitehybrid": Architecture(
+        "granitemoehybrid",
+        LLAMA | MAMBA,
+        paired=True,
+        read=read_granite_hybrid,
+        values={"ssm_a": log_decay},
+        taps=frozenset({"ssm_conv1d"}),
+        flat=frozenset({"ssm_a", "ssm_d", "ssm_norm"}),
+    ),
     "lfm2": Architecture("lfm2", LFM2, read=read_lfm2, taps=frozenset({"shortconv.conv"})),
     "qwen35": Architecture(
         "qwen3_5_text",

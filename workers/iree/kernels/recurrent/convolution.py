@@ -26,14 +26,19 @@ class Convolution:
     """LFM2's: rows are B, C and x, and the result is C * conv(B * x). Otherwise it is silu(conv(x)), where x are the
     first values of a row."""
     threads: int
+    first: int = 0
+    """The value of an input row at which the channels begin."""
+    bias: bool = False
+    """A bias is added, f32 [channels], an operand behind the taps."""
 
 
 def convolution(name: str, kind: Convolution, *, live: bool = False) -> str:
-    """x f32 [rows, width], taps f32 [taps, channels], the oldest row's first, and the operands of `StateRows`
-    -> packed words [rows, row_stride] if it is gated, otherwise f32 [rows, channels]; and the state, of which a layer
-    has the last taps - 1 inputs, f32 [taps - 1, channels].
+    """x f32 [rows, width], taps f32 [taps, channels], the oldest row's first (, bias f32 [channels]), and the operands
+    of `StateRows` -> packed words [rows, row_stride] if it is gated, otherwise f32 [rows, channels]; and the state, of
+    which a layer has the last taps - 1 inputs, f32 [taps - 1, channels].
 
-    Products are summed from the oldest row to the row itself. Channels are a multiple of 16.
+    Products are summed from the oldest row to the row itself, behind the bias if there is one. Channels are a multiple
+    of 16.
     """
     shape, channels, arithmetic = kind.shape, kind.channels, kind.arithmetic
     blocks = channels // LANES
@@ -41,6 +46,7 @@ def convolution(name: str, kind: Convolution, *, live: bool = False) -> str:
     code = kernel.code
     x = kernel.input("x", (shape.rows, kind.width), "f32")
     taps = kernel.input("taps", (kind.taps, channels), "f32")
+    bias = kernel.input("bias", (channels,), "f32") if kind.bias else None
     states = StateRows(shape, kernel, live=live)
     result = (row_stride(channels, arithmetic), "i32") if kind.gated else (channels, "f32")
     out = kernel.output("out", (shape.rows, result[0]), result[1])
@@ -51,10 +57,12 @@ def convolution(name: str, kind: Convolution, *, live: bool = False) -> str:
         def block(number: Value) -> None:
             column = number * LANES
             inputs = [states.state.load_vector([before + column + tap * channels]) for tap in range(kind.taps - 1)]
-            own = x.load_vector([at, column])
+            own = x.load_vector([at, column + kind.first])
             inputs.append(own * x.load_vector([at, column + 2 * channels]) if kind.gated else own)
             weights = [taps.load_vector([tap, column]) for tap in range(kind.taps)]
             total = inputs[0] * weights[0]
+            if bias is not None:
+                total = fma(inputs[0], weights[0], bias.load_vector([column]))
             for value, weight in zip(inputs[1:], weights[1:], strict=True):
                 total = fma(value, weight, total)
             for tap, value in enumerate(inputs[1:]):

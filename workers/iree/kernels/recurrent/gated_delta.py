@@ -9,10 +9,11 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
-from workers.iree.kernels.ir.operations import absolute, exp, fma, log1p, sqrt
+from workers.iree.kernels.ir.operations import exp, fma, sqrt
 from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.recurrent.state_rows import StateRows, StateShape
+from workers.iree.kernels.rowwise.activations import softplus
 
 EPS = 1e-6
 """Added to the squared lengths of queries and keys."""
@@ -81,7 +82,7 @@ class _Item:
 
         def row(at: Value, before: Value, after: Value) -> None:
             beta = 1.0 / (exp(-self._gates.load([at, head]).broadcast()) + 1.0)
-            decay = exp(-(rate * _softplus(self._gates.load([at, head + sizes.value_heads]).broadcast() + bias)))
+            decay = exp(-(rate * softplus(self._gates.load([at, head + sizes.value_heads]).broadcast() + bias)))
             self._row(at, (before + matrix, after + matrix), number * columns, query, beta, decay)
 
         self._states.write(code, row)
@@ -145,11 +146,6 @@ class _Item:
         return [
             (a + b) + (c + d) for a, b, c, d in zip(*(sums[i * vectors :][:vectors] for i in range(SUMS)), strict=True)
         ]
-
-
-def _softplus(x: Value) -> Value:
-    """log(1 + exp(x)), without overflow."""
-    return x.maximum(0.0) + log1p(exp(-absolute(x)))
 
 
 def _inverse_length(code: Code, x: Memory, row: Value, first: Value, width: int) -> Value:

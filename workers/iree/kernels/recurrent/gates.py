@@ -1,4 +1,4 @@
-"""Gates of the outputs of attention and of gated delta networks."""
+"""Gates and norms of the outputs of attention and of layers with a recurrent state."""
 
 from workers.checkpoints.architectures.parts import GatedDelta
 from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
@@ -35,6 +35,37 @@ def gated_norm(
                 out.store(arithmetic.pack(value * gate), [at, (first + lane) // arithmetic.per_word])
 
         kernel.code.repeat(0, sizes.value_heads, head)
+
+    groups.write(kernel, number, row)
+    return kernel.function()
+
+
+def group_norm(
+    name: str, rows: int, width: int, count: int, arithmetic: Arithmetic, eps: float, *, live: bool = False
+) -> str:
+    """x f32 [rows, width], weight f32 [width] (, live i32 [1]) -> packed words [rows, row_stride] of the RMS norm of
+    each of `count` equal groups of a row's values, times the weight, of which the first `live` rows are computed. The
+    groups are multiples of 16."""
+    groups, lanes = RowWorkgroups.of(rows), width // count
+    kernel = Kernel(name, groups.count)
+    x = kernel.input("x", (rows, width), "f32")
+    weight = kernel.input("weight", (width,), "f32")
+    number = kernel.input("live", (1,), "i32") if live else None
+    out = kernel.output("out", (rows, row_stride(width, arithmetic)), "i32")
+
+    def row(at: Value) -> None:
+        def group(index: Value) -> None:
+            first = index * lanes
+            scale = inverse_root_mean_square(kernel.code, x, [at], lanes, eps, first=first).broadcast()
+
+            def some(lane: Value) -> None:
+                column = first + lane
+                value = x.load_vector([at, column]) * scale * weight.load_vector([column])
+                out.store(arithmetic.pack(value), [at, column // arithmetic.per_word])
+
+            kernel.code.repeat(0, lanes, some, LANES)
+
+        kernel.code.repeat(0, count, group)
 
     groups.write(kernel, number, row)
     return kernel.function()

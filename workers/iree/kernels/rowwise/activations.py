@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from workers.checkpoints.architectures.parts import Activation
-from workers.iree.kernels.ir.operations import exp, fma, tanh
+from workers.iree.kernels.ir.operations import absolute, exp, fma, log1p, tanh
 from workers.iree.kernels.ir.value import Value
 
 ERF_BOUND = 4.0
@@ -59,6 +59,11 @@ def relu2(x: Value) -> Value:
     """The square of max(x, 0) (https://arxiv.org/abs/2109.08668)."""
     positive = x.maximum(0.0)
     return positive * positive
+
+
+def softplus(x: Value) -> Value:
+    """log(1 + exp(x)), without overflow."""
+    return x.maximum(0.0) + log1p(exp(-absolute(x)))
 
 
 def _polynomial(x: Value, terms: Sequence[float]) -> Value:

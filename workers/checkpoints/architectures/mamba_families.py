@@ -1,0 +1,165 @@
+"""Families with Mamba-2 layers: Granite 4 and Nemotron-H."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from workers.checkpoints.architectures.family import Family, UndescribedParts
+from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.moe_families import EXPERTS, GRANITE, GRANITE_NAMES, MULTIPLIERS
+from workers.checkpoints.architectures.parts import Names, Norms
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, read_json
+from workers.checkpoints.weight_files import INDEX
+
+PATTERN: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""The layers that letters of `hybrid_override_pattern` stand for."""
+LISTS = ("layers_block_type", "hybrid_override_pattern")
+"""The fields of Nemotron-H that list the layers, beside `layer_types`."""
+
+MLX_NAMES = Names()
+"""Granite 4 without experts in GGUF, and in checkpoints that mlx-lm has converted."""
+
+
+def mamba_layers(fields: Fields, layers: int) -> list[str]:
+    """Granite's rule: no layer attends."""
+    return ["mamba"] * layers
+
+
+def pattern_layers(fields: Fields, layers: int) -> list[str]:
+    """Nemotron-H's rule: `layers_block_type` lists the layers, or a letter of `hybrid_override_pattern` each."""
+    name = next((name for name in LISTS if fields.get(name) is not None), LISTS[0])
+    stated = fields.get(name)
+    if name == LISTS[0] and isinstance(stated, list):
+        return list(stated)
+    if not isinstance(stated, str) or not set(stated) <= set(PATTERN):
+        raise fields.error(name, f"is not a list of layers, or a text of {', '.join(PATTERN)}")
+    return [PATTERN[letter] for letter in stated]
+
+
+def rotates(fields: Fields) -> bool:
+    """Granite 4: attention has rotary positions if `position_embedding_type` is "rope"."""
+    kind = fields.get("position_embedding_type")
+    if kind not in (None, "nope", "rope"):
+        raise fields.error("position_embedding_type", f"{kind!r} is not supported, only 'rope' and 'nope'")
+    return bool(kind == "rope")
+
+
+def shared_mlp_width(fields: Fields) -> int:
+    """Return the width of the MLP, which is the shared expert where there are others."""
+    return fields.integer("shared_intermediate_size")
+
+
+def granite(family: Family, fields: Fields) -> Family:
+    """Granite 4: models with experts have the MLP beside them, as a shared expert. The heads of Mamba-2 are as wide as
+    `mamba_expand` says."""
+    heads, inner = fields.integer("mamba_n_heads"), fields.integer("mamba_expand") * fields.integer("hidden_size")
+    lanes = fields.get("mamba_d_head", "auto")
+    if inner % heads or lanes not in ("auto", inner // heads):
+        raise fields.error("mamba_d_head", f"{heads} heads of {lanes!r} lanes are not {inner} lanes together")
+    if not fields.get("num_local_experts"):
+        return replace(family, names=MLX_NAMES) if _converted(fields) else family
+    return replace(family, experts=True, shared_ffn="shared_intermediate_size", read_ffn=None)
+
+
+def _converted(fields: Fields) -> bool:
+    """Return whether the MLPs of a checkpoint without experts are divided: in GGUF, or by mlx-lm, which writes an index
+    for a single file as well."""
+    index = fields.file.with_name(INDEX)
+    if fields.get("quantization") is not None or fields.file.name != "config.json":
+        return True
+    if not index.exists():
+        return False
+    names = read_json(index, MAX_TABLE_BYTES).get("weight_map")
+    return isinstance(names, dict) and f"model.layers.0.{MLX_NAMES.down}.weight" in names
+
+
+def nemotron_h(family: Family, fields: Fields) -> Family:
+    """Nemotron-H: the number of layers is that of the list, where config.json leaves it out."""
+    if fields.get("use_bias", False) is not False:
+        raise fields.error("use_bias", "true is not supported, only false")
+    if fields.flag("tie_word_embeddings", False):
+        raise fields.error("tie_word_embeddings", "true is not supported for nemotron_h, only false")
+    layers = fields.get("layer_types") or pattern_layers(fields, 0)
+    if "moe" in layers:
+        problem = "NemotronHForCausalLM with a mixture of experts is not supported"
+        raise UndescribedParts(fields.file, "architectures", problem)
+    return replace(family, defaults=dict(family.defaults) | {"num_hidden_layers": len(layers)})
+
+
+MAMBAS: Mapping[str, Family] = {
+    "granitemoehybrid": replace(
+        GRANITE,
+        architecture="GraniteMoeHybridForCausalLM",
+        names=replace(GRANITE_NAMES, gate_up=("shared_mlp.input_linear",), down="shared_mlp.output_linear"),
+        mixers={
+            "attention": "attention",
+            "full_attention": "attention",
+            "mamba": "mamba2",
+            "linear_attention": "mamba2",
+        },
+        mixer_rule=mamba_layers,
+        positions=rotates,
+        experts=False,
+        read_ffn=shared_mlp_width,
+        reads=EXPERTS | MULTIPLIERS,
+        variant=granite,
+        defaults=dict(GRANITE.defaults)
+        | {
+            "num_local_experts": 8,
+            "shared_intermediate_size": 1024,
+            "mamba_n_heads": 128,
+            "mamba_d_state": 256,
+            "mamba_expand": 2,
+        },
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        norms=Norms(before_attention="norm"),
+        biases=None,
+        activation="relu2",
+        gated=False,
+        mlp_biases=None,
+        single_parts=True,
+        positions=lambda fields: False,
+        names=Names(
+            qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+            o="mixer.o_proj",
+            gate_up=("mixer.up_proj",),
+            down="mixer.down_proj",
+            embedding="backbone.embeddings",
+            layers="backbone.layers.",
+            norm="backbone.norm_f",
+            mamba="mixer",
+        ),
+        mixers={
+            "attention": "attention",
+            "full_attention": "attention",
+            "mamba": "mamba2",
+            "linear_attention": "mamba2",
+            "mlp": "none",
+        },
+        mixer_rule=pattern_layers,
+        variant=nemotron_h,
+        other_tensors=("mtp.",),
+        field_names={
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "mlp_hidden_act",
+            "mamba_n_heads": "mamba_num_heads",
+            "mamba_d_head": "mamba_head_dim",
+            "mamba_n_groups": "n_groups",
+            "mamba_d_state": "ssm_state_size",
+            "mamba_d_conv": "conv_kernel",
+            "mamba_conv_bias": "use_conv_bias",
+        },
+        defaults={
+            "layer_norm_epsilon": 1e-5,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "mamba_num_heads": 128,
+            "mamba_head_dim": 64,
+            "n_groups": 8,
+            "ssm_state_size": 128,
+        },
+    ),
+}
+"""The families by `model_type` of config.json."""
