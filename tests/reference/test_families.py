@@ -97,6 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"family": "granitemoeshared"},
     "qwen3_5_moe_text": {"family": "qwen3_5_moe_text", "tied": False},
     "qwen3_next": {"family": "qwen3_next", "tied": False},
+    "gpt_oss": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from workers.checkpoints.architectures.wrapper import Wrapper, name_inside
-from workers.checkpoints.expert_stacks import MAX_EXPERTS, ExpertMatrix, is_stack, unstacked
+from workers.checkpoints.expert_stacks import MAX_EXPERTS, ExpertMatrix, StackLayout, stack_rank, unstacked
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import NUMBERS, Quantization
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType
@@ -94,12 +94,20 @@ class Weights(Mapping[str, NDArray[Any]]):
 class SafetensorsWeights(Weights):
     """The tensors of a directory in Hugging Face layout; quantized ones are dequantized to the type of their scales."""
 
-    def __init__(self, directory: Path, quantization: Quantization | None, wrapper: Wrapper | None = None) -> None:
-        """With a `wrapper`, the tensors are those of its language model, under the names that they have there."""
+    def __init__(
+        self,
+        directory: Path,
+        quantization: Quantization | None,
+        wrapper: Wrapper | None = None,
+        stacks: StackLayout = "halves",
+    ) -> None:
+        """With a `wrapper`, the tensors are those of its language model, under the names that they have there. `stacks`
+        is the layout of stacked experts."""
         super().__init__(directory)
         self.files = sorted(directory.glob("*.safetensors"))
         self._wrapper = wrapper
         self._quantization = quantization
+        self._stacks = stacks
         self._stored: dict[str, str] = {}
         """The names in the files, where they differ."""
         self._files = WeightFiles(directory)
@@ -120,11 +128,12 @@ class SafetensorsWeights(Weights):
         """List the names of quantized and of stacked matrices."""
         for tensor in dict.fromkeys([*self._where, *(f"{module}.weight" for module in self._quantized)]):
             module = tensor.removesuffix(".weight")
-            if is_stack(tensor) and len(shape := self._header(tensor)[1]) == 3:
+            rank = stack_rank(tensor, self._stacks)
+            if rank is not None and len(shape := self._header(tensor)[1]) == rank:
                 if shape[0] > MAX_EXPERTS:
                     problem = f"stacks {shape[0]} experts, more than {MAX_EXPERTS}"
                     raise CheckpointError(self._where[tensor], tensor, problem)
-                for name, place in unstacked(tensor, shape[0]):
+                for name, place in unstacked(tensor, shape[0], self._stacks):
                     yield name, _StoredMatrix(module, tensor, place)
             elif module in self._quantized and tensor.endswith(".weight"):
                 yield tensor, _StoredMatrix(module, tensor)
@@ -178,10 +187,10 @@ class SafetensorsWeights(Weights):
                 tensor: NDArray[Any] = file.get_tensor(stored)
             else:
                 part = file.get_slice(stored)
-                tensor = part[place.expert, place.rows(part.get_shape()[1])]
+                tensor = place.read(part)
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
-        return tensor.view(types[dtype])
+        return np.ascontiguousarray(tensor).view(types[dtype])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         stored_in = self._stored_matrices.get(name)
@@ -253,7 +262,7 @@ class SafetensorsWeights(Weights):
             shape = (*outer, words * 32 // plan.of(module)[1])
         if stored_in.place is None:
             return shape
-        return (len(range(shape[1])[stored_in.place.rows(shape[1])]), *shape[2:])
+        return stored_in.place.shape(shape)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

@@ -116,6 +116,9 @@ class ModelConfig:
     gate."""
     other_tensors: tuple[str, ...] = ()
     """Prefixes of tensors that checkpoints may have and that logits do not depend on."""
+    sinks: bool = False
+    """The softmax of each query head has a learned logit more, without a value
+    (https://arxiv.org/abs/2309.17453)."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -269,6 +272,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         delta=read_delta(fields, plan),
         attention_gate=family.attention_gate,
         other_tensors=family.other_tensors,
+        sinks=family.sinks,
     )
 
 
@@ -404,7 +408,8 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     if normalize is None:
         normalize = fields.flag("norm_topk_prob", False)
     shared = 0 if family.shared_ffn is None else _shared_width(fields, family, family.shared_ffn)
-    return Experts(count, chosen, fields.integer(family.expert_ffn), normalize, shared, family.shared_gate)
+    ffn = fields.integer(family.expert_ffn)
+    return Experts(count, chosen, ffn, normalize, shared, family.shared_gate, family.expert_biases)
 
 
 def _shared_width(fields: Fields, family: Family, name: str) -> int:

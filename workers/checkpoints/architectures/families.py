@@ -12,6 +12,7 @@ from workers.checkpoints.architectures.family import (
     from_max_window_layers,
     without_positions,
 )
+from workers.checkpoints.architectures.gpt_oss_family import GPT_OSS
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
 from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTURES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import ExpertNames, Names
@@ -165,6 +166,7 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     **MIXTURES,
+    **GPT_OSS,
     **DENSE,
     **HYBRIDS,
 }

@@ -38,6 +38,8 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "rope_interleaved": 0,
     "rotary_pct": 1,
     "scale_emb": 1,
+    "swiglu_alpha": 0,
+    "swiglu_limit": 0,
     "use_bidirectional_attention": 0,
     "use_mrope": 0,
     "use_qk_norm": 0,
@@ -54,6 +56,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
     "relu2": "relu2",
+    "clamped_swiglu": "clamped_swiglu",
 }
 """The activations by their names in config.json."""
 
@@ -155,6 +158,10 @@ class Family:
     """The field with the width of the shared expert. None: there is no shared expert."""
     shared_gate: bool = False
     """The shared expert has a gate."""
+    expert_biases: bool = False
+    """The router and the experts have biases."""
+    sinks: bool = False
+    """The softmax of attention has a learned logit more for each query head."""
     mtp_heads: bool = False
     """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
     reads: frozenset[str] = frozenset()

@@ -96,6 +96,8 @@ def _attention(config: ModelConfig) -> Iterator[Tensor]:
     yield Tensor("o", ((f"{names.o}.weight", (hidden, queries)),))
     if config.o_bias:
         yield Tensor("o_bias", ((f"{names.o}.bias", (hidden,)),))
+    if config.sinks:
+        yield Tensor("sinks", ((names.sinks, (config.heads,)),))
 
 
 def _convolution(config: ModelConfig) -> Iterator[Tensor]:
@@ -204,6 +206,11 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
     yield Tensor("router", ((f"{names.router}.weight", (experts.count, hidden)),))
     yield Tensor("experts_gate_up", tuple(up))
     yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (hidden, experts.ffn)) for e in every))
+    if experts.biases:
+        up_biases = ((name.format(e) + ".bias", (experts.ffn,)) for e in every for name in (names.gate, names.up))
+        yield Tensor("router_bias", ((f"{names.router}.bias", (experts.count,)),))
+        yield Tensor("experts_gate_up_bias", tuple(up_biases))
+        yield Tensor("experts_down_bias", tuple((names.down.format(e) + ".bias", (hidden,)) for e in every))
     if not experts.shared_ffn:
         return
     both = _stacked(names.shared_gate_up, (experts.shared_ffn, experts.shared_ffn))

@@ -73,6 +73,18 @@ class DenseWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """The biases of a mixture of experts, float32, those of all experts one after the other."""
+
+    router: jax.Array
+    """[count]."""
+    up: jax.Array
+    """[count * 2 * ffn], of each expert those of the gate first."""
+    down: jax.Array
+    """[count * hidden]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrence:
     """The recurrent states, float32 [states, values], and where the state of a layer begins in each.
 
@@ -180,6 +192,7 @@ class Ops(Protocol):
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        biases: ExpertBiases | None = None,
     ) -> jax.Array:
         """Return what a mixture of experts adds to the rows of an operand: float32 [rows, hidden]. `up` and `down` are
         those of all experts, one after the other. `shared` is what the shared expert computes, float32 [rows, hidden],
@@ -202,9 +215,17 @@ class Ops(Protocol):
         """
 
     def attend(
-        self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
+        self,
+        q: jax.Array,
+        kv: jax.Array,
+        cache: KvLayout,
+        layer: int,
+        config: ModelConfig,
+        step: StepRows,
+        sinks: jax.Array | None = None,
     ) -> jax.Array:
-        """Attend from queries to the cache, within the layer's window -> an operand of width heads * head_dim."""
+        """Attend from queries to the cache, within the layer's window -> an operand of width heads * head_dim. `sinks`
+        are logits, float32 [heads], that take part in the sum of a head's softmax."""
 
     def convolution(
         self, x: jax.Array, taps: jax.Array, recurrence: Recurrence, step: StepRows, *, gated: bool
