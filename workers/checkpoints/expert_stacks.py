@@ -17,7 +17,7 @@ MXFP4 = ("_blocks", "_scales")
 _MLX = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)\.weight")
 _HALVES = re.compile(r"(.+\.)(?:experts\.(gate_up_proj|down_proj)|(input_linear|output_linear)\.weight)")
 _INTERLEAVED = re.compile(
-    r"(.+\.)experts\.(?:(gate_up_proj|down_proj)(_bias|_blocks|_scales)?|(gate_proj|up_proj|down_proj)\.(\w+))"
+    r"(.+\.)experts\.(?:(gate_up_proj|down_proj)(_bias|_blocks|_scales)?|(gate_proj|up_proj|down_proj)\.(weight|bias))"
 )
 _MIXTRAL: Mapping[str, str] = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
@@ -111,9 +111,7 @@ def _interleaved_parts(tensor: str) -> Iterator[tuple[str, str, int | None]]:
     match = _INTERLEAVED.fullmatch(tensor)
     if match is None:
         return
-    kind = match[5] or ("bias" if match[3] else "weight")
-    if kind not in ("weight", "bias"):
-        return
+    kind = match[5] or ("bias" if match[3] == "_bias" else "weight")
     if match[2] == "gate_up_proj":
         yield match[1], f"gate_proj.{kind}", 0
         yield match[1], f"up_proj.{kind}", 1

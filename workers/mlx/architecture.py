@@ -38,6 +38,7 @@ from workers.mlx.modules.parts import (
     PlainGelu,
     apply_multipliers,
     correct_embedding_scale,
+    plain_clamped_swiglu,
     plain_clip_residual,
     plain_precise_swiglu,
     plain_swiglu,
@@ -53,7 +54,7 @@ from workers.precision import Quantize
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
 
-ROUTERS = (".gate", ".router.layer", ".shared_expert_gate")
+ROUTERS = (".gate", ".router", ".router.layer", ".shared_expert_gate")
 """Endings of the names of routers, and of the gate of the shared expert."""
 
 
@@ -159,6 +160,14 @@ ADAPTERS: Mapping[str, Adapter] = {
         dense_layers=False,
     ),
     "qwen3_next": QWEN3_NEXT,
+    "gpt_oss": Adapter(
+        "gpt_oss",
+        uncompiled={"SwitchGLU": PlainExperts, "SwigluOAI": plain_clamped_swiglu},
+        fixed_biases=True,
+        layer_types=True,
+        head="kept",
+        dense_layers=False,
+    ),
     "lfm2": Adapter("lfm2", free_head_dim=False, mixer="conv"),
     "qwen3_5_text": Adapter(
         "qwen3_5",
@@ -356,7 +365,7 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
     if adapter.mixer == "linear_attn" and _attention_interval(config) is None:
         problem = "is supported by the MLX backend with attention in every nth layer only"
         raise CheckpointError(file, "layer_types", problem)
-    if adapter.fixed_biases and not (config.qkv_bias and config.o_bias and config.mlp_bias):
+    if adapter.fixed_biases and not (config.qkv_bias and config.o_bias and (config.mlp_bias or config.experts)):
         raise CheckpointError(file, "use_bias", f"false is not supported by the MLX backend for {config.family}")
     if config.tie_embeddings and adapter.head == "kept":
         raise CheckpointError(file, "tie_word_embeddings", f"is not supported by the MLX backend for {config.family}")

@@ -19,31 +19,33 @@ Groups = Mapping[str, tuple[int, int]]
 """(group size, bits) of quantized modules."""
 
 
-def read_converted(weights: Weights, unread: Callable[[str], bool]) -> tuple[dict[str, mx.array], Groups]:
-    """Read all tensors but those that are `unread`, one after the other, and the groups of the quantized modules."""
+def read_converted(
+    weights: Weights, unread: Callable[[str], bool], container: str = "switch_mlp"
+) -> tuple[dict[str, mx.array], Groups]:
+    """Read all tensors but those that are `unread`, one after the other, and the groups of the quantized modules.
+    `container` is mlx-lm's name of the module with the experts of a layer."""
     tensors: dict[str, mx.array] = {}
     groups: dict[str, tuple[int, int]] = {}
-    stacks: dict[str, list[dict[str, mx.array]]] = {}
+    stacks: dict[str, list[mx.array]] = {}
     for name in weights:
         if unread(name):
             continue
         module, _, part = name.rpartition(".")
         match = _EXPERT.fullmatch(module)
         if match is not None:
-            module = f"{match[1]}.switch_mlp.{_STACKED.get(match[3], match[3])}"
+            module = f"{match[1]}.{container}.{_STACKED.get(match[3], match[3])}"
         format = weights.format(name)
         if format is not None:
             groups[module] = (format.group, format.bits)
             found = dict(_affine(weights.take_quantized(name, weights.shape(name))))
         else:
             found = {part: _plain(weights[name])}
-        if match is None:
-            tensors |= {f"{module}.{part}": tensor for part, tensor in found.items()}
-        else:
-            stacks.setdefault(module, []).append(found)  # in the order of the experts
-    for module, experts in stacks.items():
-        tensors |= {f"{module}.{part}": mx.stack([each[part] for each in experts]) for part in experts[0]}
-    return tensors, groups
+        for part, tensor in found.items():
+            if match is None:
+                tensors[f"{module}.{part}"] = tensor
+            else:
+                stacks.setdefault(f"{module}.{part}", []).append(tensor)  # in the order of the experts
+    return tensors | {name: mx.stack(experts) for name, experts in stacks.items()}, groups
 
 
 def _plain(values: NDArray[np.generic]) -> mx.array:

@@ -20,6 +20,8 @@ from workers.mlx.mtp import MtpLayer, load_mtp
 _AWQ_BITS = 4
 STACKED_BY_MLX_LM = ("qwen3_next",)
 """Families of which mlx-lm stacks the experts where it adds one to the weights of norms as well."""
+INTERLEAVED = ("gpt_oss",)
+"""Families whose stacks are transposed, or in MXFP4: they are taken apart as they are for IREE."""
 _EXPERT = re.compile(r"(.+\.)experts\.(\d+)\.((?:gate|up|down)_proj\..+)")
 
 
@@ -30,8 +32,10 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
     Raises `ValueError`, `KeyError` or `RuntimeError` for weights that do not fit.
     """
     quantization, groups = config.quantization, None
-    if isinstance(weights, GgufWeights | LowBitWeights):
-        tensors, groups = read_converted(weights, lambda name: is_derived(name, config))
+    interleaved = config.family in INTERLEAVED
+    if isinstance(weights, GgufWeights | LowBitWeights) or (interleaved and quantization is None):
+        container = "experts" if interleaved else "switch_mlp"
+        tensors, groups = read_converted(weights, lambda name: is_derived(name, config), container)
     else:
         assert isinstance(weights, SafetensorsWeights)  # there is no third kind
         tensors = {name: tensor for name, tensor in _read(weights).items() if not is_derived(name, config)}
@@ -39,7 +43,7 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = _from_awq(tensors)
     if mtp is not None:
         load_mtp(mtp, tensors, quantization)
-    if config.family not in STACKED_BY_MLX_LM:
+    if config.family not in (*STACKED_BY_MLX_LM, *INTERLEAVED):
         tensors = _stack_experts(tensors)
     if hasattr(model, "sanitize"):
         tensors = model.sanitize(tensors)
