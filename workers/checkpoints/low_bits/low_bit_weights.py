@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.wrapper import Wrapper
+from workers.checkpoints.expert_stacks import MAX_EXPERTS, ExpertMatrix, StackLayout, unstacked
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.low_bits.config import IGNORED, LowBits
 from workers.checkpoints.low_bits.layout import LowBitLayout, Parts, Shape
@@ -37,22 +38,29 @@ class _LowBitMatrix:
 
     layout: LowBitLayout
     module: str
-    """The name without `.weight`."""
+    """The name without `.weight`; of a stack that without the ending."""
+    place: ExpertMatrix | None = None
+    """The place in a stack of experts."""
 
 
 class LowBitWeights(SafetensorsWeights):
     """The tensors of a directory; a quantized matrix is there under its `.weight` name, dequantized to float32.
 
-    Matrices with a `format` are served as integers: the same weights where the layout is `exact`, else quantized anew
-    to int8.
+    Matrices with a `format` are served as integers or FP4: the same weights where the layout is `exact`, else quantized
+    anew to int8.
     """
 
     def __init__(
-        self, directory: Path, scheme: LowBits, quantize: Quantize = "none", wrapper: Wrapper | None = None
+        self,
+        directory: Path,
+        scheme: LowBits,
+        quantize: Quantize = "none",
+        wrapper: Wrapper | None = None,
+        stacks: StackLayout = "halves",
     ) -> None:
         """With `quantize` no matrix has a format: a backend quantizes them anew. Raises `CheckpointError` for a matrix
         whose scales are missing."""
-        super().__init__(directory, None, wrapper)
+        super().__init__(directory, None, wrapper, stacks)
         self.scheme = scheme
         self._packed = quantize == "none"
         self._raw = RawTensors()
@@ -75,7 +83,15 @@ class LowBitWeights(SafetensorsWeights):
             if layout is None:
                 missing = next(module + part for part in layouts[0].required if module + part not in self._where)
                 raise CheckpointError(self._where[stored], missing, f"the tensor is missing, which {stored} needs")
-            yield f"{module}.weight", _LowBitMatrix(layout, module)
+            if not layout.stacked:
+                yield f"{module}.weight", _LowBitMatrix(layout, module)
+                continue
+            experts = self._header(stored)[1][0]
+            if experts > MAX_EXPERTS:
+                problem = f"stacks {experts} experts, more than {MAX_EXPERTS}"
+                raise CheckpointError(self._where[stored], stored, problem)
+            for name, place in unstacked(stored, experts, self._stacks):
+                yield name, _LowBitMatrix(layout, module, place)
 
     def _types_of(self, matrix: _LowBitMatrix) -> dict[str, tuple[str, ...]]:
         """Return the types that the tensors of a matrix may have, by their endings."""
@@ -87,13 +103,13 @@ class LowBitWeights(SafetensorsWeights):
         """Read the tensors of a matrix, or those with these endings."""
         types = self._types_of(matrix)
         chosen = types if endings is None else {part: types[part] for part in endings}
-        return {part: self._read_part(matrix.module + part, kinds) for part, kinds in chosen.items()}
+        return {part: self._read_part(matrix.module + part, kinds, matrix.place) for part, kinds in chosen.items()}
 
-    def _read_part(self, name: str, types: tuple[str, ...]) -> NDArray[Any]:
+    def _read_part(self, name: str, types: tuple[str, ...], place: ExpertMatrix | None) -> NDArray[Any]:
         kind = self._part_type(name, types)
         if kind in BYTES:
             return self._raw.read(self._where[name], self._stored.get(name, name))
-        return self._read(name, types={**FLOATS, **OTHER_TYPES})
+        return self._read(name, place, {**FLOATS, **OTHER_TYPES})
 
     def _part_type(self, name: str, types: tuple[str, ...]) -> str:
         """Return the type of a part, by safetensors' name. Raises `CheckpointError` unless it is one of `types`."""
@@ -123,6 +139,8 @@ class LowBitWeights(SafetensorsWeights):
 
     def _shape_of(self, name: str, matrix: _LowBitMatrix) -> Shape:
         codes = self._header(matrix.module + matrix.layout.codes)[1]
+        if matrix.place is not None:
+            codes = matrix.place.shape(codes)
         return self._named(name, lambda: matrix.layout.shape(codes, self._parts_of(matrix, matrix.layout.stated)))
 
     def _named(self, name: str, compute: Callable[[], T]) -> T:
@@ -153,9 +171,8 @@ class LowBitWeights(SafetensorsWeights):
         return self._named(name, lambda: matrix.layout.quantized(self._parts_of(matrix), own, format))
 
     def widths(self) -> str:
-        """Name of the widths of the served matrices: `int4`, or `int4+int8`; empty for none."""
-        bits = {format.bits for name in self._matrices if (format := self.format(name)) is not None}
-        return "+".join(f"int{each}" for each in sorted(bits))
+        """Name of the widths of the served matrices: `int4`, or `fp4+int8`; empty for none."""
+        return "+".join(sorted({format.width for name in self._matrices if (format := self.format(name)) is not None}))
 
     def kinds(self) -> list[str]:
         """Names of the layouts of the matrices."""
