@@ -18,6 +18,7 @@ from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load
 from tests.reference.jax_graphs import JaxGraphs
 from tests.sampled import sampled
 from tests.uneven import UNEVEN
+from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import SampleSpec
 
@@ -98,6 +99,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {"family": "qwen3_5_moe_text", "tied": False},
     "qwen3_next": {"family": "qwen3_next", "tied": False},
     "gpt_oss": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
+    "gpt_oss-mxfp4": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""
@@ -130,9 +132,13 @@ PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER e
 @pytest.fixture(scope="module", params=PARAMS, ids="-".join)
 def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Pair]:
     backend, case = request.param
-    path = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
+    path = plain = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
+    if "bit" in case:
+        plain = dequantize(path, path.with_name(f"{path.name}-plain"))
+    elif "mxfp4" in case:
+        path, plain = to_stacked_mxfp4(path)
     runner = load_runner(backend, path, cache_dir, context=CONTEXT)
-    yield Pair(runner, Reference(dequantize(path, path.with_name(f"{path.name}-plain")) if "bit" in case else path))
+    yield Pair(runner, Reference(plain))
     runner.close()
 
 

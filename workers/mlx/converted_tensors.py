@@ -3,20 +3,25 @@ affine mode, experts in stacks."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.quantized_matrix import Quantized
+from workers.checkpoints.low_bits.codes import E2M1
+from workers.checkpoints.low_bits.fp4_layouts import MX_GROUP
+from workers.checkpoints.quantized_matrix import FP4_MIDDLE, GroupFormat, Quantized, quantize
 from workers.checkpoints.weights import Weights
 
+INT8_GROUPS = (64, 32)
+"""Groups of matrices of 8 bits that are made here."""
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)")
 _STACKED: Mapping[str, str] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 """mlx-lm's names of Mixtral's matrices."""
-Groups = Mapping[str, tuple[int, int]]
-"""(group size, bits) of quantized modules."""
+Groups = Mapping[str, Mapping[str, Any]]
+"""How modules are quantized: the options of mlx's `to_quantized`."""
 
 
 def read_converted(
@@ -25,7 +30,7 @@ def read_converted(
     """Read all tensors but those that are `unread`, one after the other, and the groups of the quantized modules.
     `container` is mlx-lm's name of the module with the experts of a layer."""
     tensors: dict[str, mx.array] = {}
-    groups: dict[str, tuple[int, int]] = {}
+    groups: dict[str, Mapping[str, Any]] = {}
     stacks: dict[str, list[mx.array]] = {}
     for name in weights:
         if unread(name):
@@ -36,8 +41,9 @@ def read_converted(
             module = f"{match[1]}.{container}.{_STACKED.get(match[3], match[3])}"
         format = weights.format(name)
         if format is not None:
-            groups[module] = (format.group, format.bits)
-            found = dict(_affine(weights.take_quantized(name, weights.shape(name))))
+            matrix = _in_kernel_groups(weights.take_quantized(name, weights.shape(name)))
+            groups[module] = options_of(matrix.format)
+            found = dict(_microscaled(matrix) if matrix.format.e2m1 else _affine(matrix))
         else:
             found = {part: _plain(weights[name])}
         for part, tensor in found.items():
@@ -65,6 +71,32 @@ def _affine(matrix: Quantized) -> Iterator[tuple[str, mx.array]]:
     yield "weight", mx.array(pack_words(matrix.levels, matrix.format.bits))
     yield "scales", _plain(scales)
     yield "biases", _plain(zeros)
+
+
+def options_of(format: GroupFormat) -> Mapping[str, Any]:
+    """Return mlx's options of a format."""
+    options = {"group_size": format.group, "bits": format.bits}
+    return options | {"mode": "mxfp4"} if format.e2m1 else options
+
+
+def _in_kernel_groups(matrix: Quantized) -> Quantized:
+    """Return the matrix, or its nearest of 8 bits if it is of FP4 in groups that have scales other than powers of
+    two."""
+    if not matrix.format.e2m1 or matrix.format.group == MX_GROUP:
+        return matrix
+    group = next((group for group in INT8_GROUPS if matrix.levels.shape[1] % group == 0), None)
+    return matrix if group is None else quantize(matrix.dequantize(), GroupFormat(8, group, "middle", "float32"))
+
+
+def _microscaled(matrix: Quantized) -> Iterator[tuple[str, mx.array]]:
+    """Yield the parts of a matrix of MXFP4: codes, and scales as the exponents of powers of two (E8M0)."""
+    levels = matrix.levels.astype(np.int8) - np.int8(FP4_MIDDLE)
+    magnitudes = np.searchsorted(2 * E2M1[:8], np.abs(levels)).astype(np.uint8)
+    codes = magnitudes | np.where(levels < 0, np.uint8(8), np.uint8(0))
+    yield "weight", mx.array(pack_words(codes, matrix.format.bits))
+    # A scale is half of the stored power of two, 0.5 * 2^exponent.
+    exponents = np.frexp(2 * matrix.scales.astype(np.float32))[1] - 1
+    yield "scales", mx.array((exponents + 127).astype(np.uint8))
 
 
 def pack_words(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint32]:

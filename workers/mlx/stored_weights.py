@@ -100,11 +100,8 @@ def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization:
 def _quantize_groups(model: Any, groups: Groups) -> None:
     """Replace the modules that have groups by quantized ones."""
 
-    def group(name: str, module: Any) -> bool | dict[str, int]:
-        if name not in groups:
-            return False
-        size, bits = groups[name]
-        return {"group_size": size, "bits": bits}
+    def group(name: str, module: Any) -> bool | dict[str, Any]:
+        return dict(groups[name]) if name in groups else False
 
     nn.quantize(model, class_predicate=group)
 

@@ -34,7 +34,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
         (AWQ | {"bits": 8}, "bits: 8 is not supported"),
         (AWQ | {"version": "gemv"}, "version: 'gemv' is not supported, only 'gemm'"),
-        ({"quant_method": "mxfp4"}, "quant_method: 'mxfp4' is not supported, only 'awq', 'bitsandbytes', 'compressed-"),
+        ({"quant_method": "quark"}, "quant_method: 'quark' is not supported, only 'awq', 'bitsandbytes', 'compressed-"),
         ("gptq", "quantization_config: is not an object"),
     ],
 )

@@ -155,8 +155,9 @@ class LowBitWeights(SafetensorsWeights):
     def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
         for name in self._names:
             if (matrix := self._matrices.get(name)) is None:
+                stored = self._stored_matrices.get(name)
                 if not unread(name):
-                    self._check_type(name, FLOATS)
+                    self._check_type(name if stored is None else stored.tensor, FLOATS)
                 continue
             for part, types in self._types_of(matrix).items():
                 self._part_type(matrix.module + part, types)

@@ -197,7 +197,7 @@ def cast_parameters(model: nn.Module, dtype: mx.Dtype) -> None:
     wide = {
         name: (module, module.scales.astype(mx.float32), module.biases.astype(mx.float32))
         for name, module in model.named_modules()
-        if "scales" in module and module.scales.dtype != dtype
+        if "biases" in module and module.scales.dtype != dtype
     }
     casts = getattr(model, "cast_predicate", lambda name: True)
 

@@ -43,6 +43,7 @@ FORMATS = {
     "fp4": GroupFormat(4, 32, "middle", "bfloat16", e2m1=True),
     "fp4-float32": GroupFormat(4, 16, "middle", "float32", e2m1=True),
 }
+INTEGERS = tuple(name for name in FORMATS if not name.startswith("fp4"))
 QUANTIZED = ("int8", "int4")
 """The formats of `--quantize`."""
 X = np.random.default_rng(1).standard_normal((max(ROWS), INPUTS)).astype(np.float32) * np.linspace(
@@ -149,11 +150,11 @@ HOST_DOTS = choose_integer_dots(FEATURES)
 AVX2, AVX_VNNI = {"avx2"}, {"avx2", "avxvnni"}
 CASES: dict[str, tuple[CpuTarget, str, Arithmetic, IntegerDots, tuple[str, ...]]] = {
     "this CPU's": ("host", "bfloat16", arithmetic_of(FEATURES, "bfloat16"), HOST_DOTS, tuple(FORMATS)),
-    "exact": ("host", "float32", FloatFma("f32", 16), HOST_DOTS, ("int8", "int4", "fp4")),
-    "any CPU's": ("host", "bfloat16", WidenedBf16(4), PLAIN_DOTS, ("int8", "int4", "fp4")),
+    "exact": ("host", "float32", FloatFma("f32", 16), HOST_DOTS, ("int8", "int4")),
+    "any CPU's": ("host", "bfloat16", WidenedBf16(4), PLAIN_DOTS, ("int8", "int4")),
     "AVX2": ("avx2", "bfloat16", WidenedBf16(4), choose_integer_dots(AVX2), tuple(FORMATS)),
     "AVX2, exact": ("avx2", "float32", FloatFma("f32", 4), choose_integer_dots(AVX2), ("int8", "int4")),
-    "AVX-VNNI": ("avx-vnni", "bfloat16", WidenedBf16(4), choose_integer_dots(AVX_VNNI), tuple(FORMATS)),
+    "AVX-VNNI": ("avx-vnni", "bfloat16", WidenedBf16(4), choose_integer_dots(AVX_VNNI), INTEGERS),
 }
 
 
