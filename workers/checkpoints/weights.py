@@ -24,6 +24,8 @@ WORDS = {"U32": np.dtype(np.uint32), "I32": np.dtype(np.int32)}
 """Types that hold the packed integers of quantized matrices, by safetensors' names."""
 MLX_WORDS = {"U32": WORDS["U32"]}
 """The type of packed integers that MLX writes and computes with."""
+BYTES = {"U8": np.dtype(np.uint8)}
+"""The type of scales in FP8."""
 SCALES: Mapping[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of scales by safetensors' names."""
 
@@ -73,6 +75,11 @@ class Weights(Mapping[str, NDArray[Any]]):
     @abstractmethod
     def take_quantized(self, name: str, shape: tuple[int, ...]) -> Quantized:
         """Read a tensor that has a `format`, without dequantizing it. Raises `CheckpointError` for another shape."""
+
+    def mlx_bits(self, name: str) -> float | None:
+        """Return the bits of a weight, scales included, if MLX computes with a matrix in FP4 or FP8, or with one that is
+        made of FP4; None where it has the matrix in its `format`."""
+        return None
 
     def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Read a tensor. Raises `CheckpointError` when it is missing or has another shape."""
@@ -209,9 +216,18 @@ class SafetensorsWeights(Weights):
             return None
         module = stored_in.module
         assert self._quantization is not None  # checked when the names were read
-        kind = self._check_type(f"{module}.scales", FLOATS)
+        kind = self._check_type(f"{module}.scales", self._types(module, ".scales"))
         words = self._header(module + self._quantization.packed)[1]
-        return self._quantization.format(module, words if stored_in.place is None else words[1:], SCALES[kind])
+        return self._quantization.format(
+            module, words if stored_in.place is None else words[1:], SCALES.get(kind, "float32")
+        )
+
+    def mlx_bits(self, name: str) -> float | None:
+        stored_in, plan = self._stored_matrices.get(name), self._quantization
+        if plan is None or stored_in is None or stored_in.module not in self._quantized:
+            return None
+        group, bits = plan.of(stored_in.module)
+        return None if plan.mode_of(stored_in.module) == "affine" else bits + 8 / group
 
     def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
         """Refuse tensors whose type is not that of their values, from the files' headers.
@@ -228,18 +244,21 @@ class SafetensorsWeights(Weights):
                 self._check_type(tensor, FLOATS)
                 continue
             for part in self._parts(module):
-                self._check_type(module + part, self._types(part))
+                self._check_type(module + part, self._types(module, part))
 
     def _parts(self, module: str) -> list[str]:
         """Endings of the tensors that store a quantized matrix."""
         assert self._quantization is not None  # checked when the names were read
         return [part for part in self._quantization.parts if module + part in self._where]
 
-    def _types(self, part: str) -> Mapping[str, np.dtype[Any]]:
+    def _types(self, module: str, part: str) -> Mapping[str, np.dtype[Any]]:
         """Types of the values in a part of a quantized matrix."""
+        assert self._quantization is not None  # checked when the names were read
+        if part == ".scales" and self._quantization.mode_of(module) != "affine":
+            return BYTES
         if part in NUMBERS:
             return FLOATS
-        return MLX_WORDS if self._quantization is not None and self._quantization.method == "mlx" else WORDS
+        return MLX_WORDS if self._quantization.method == "mlx" else WORDS
 
     def locations(self) -> Iterator[tuple[str, Path, str]]:
         """List the tensors as they are stored: the name, the file, and the name in the file."""
@@ -282,7 +301,9 @@ class SafetensorsWeights(Weights):
         module = stored_in.module
         assert plan is not None  # checked when the names were read
         assert format is not None  # the module is one of the quantized ones
-        parts = {part: self._read(module + part, stored_in.place, self._types(part)) for part in self._parts(module)}
+        parts = {
+            part: self._read(module + part, stored_in.place, self._types(module, part)) for part in self._parts(module)
+        }
         try:
             return plan.unpack(parts, format)
         except (ValueError, KeyError) as error:

@@ -11,12 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.low_bits.codes import E2M1
-from workers.checkpoints.low_bits.fp4_layouts import MX_GROUP
+from workers.checkpoints.low_bits.low_bit_weights import made_int8_by_mlx, mlx_int8
 from workers.checkpoints.quantized_matrix import FP4_MIDDLE, GroupFormat, Quantized, quantize
 from workers.checkpoints.weights import Weights
 
-INT8_GROUPS = (64, 32)
-"""Groups of matrices of 8 bits that are made here."""
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)")
 _STACKED: Mapping[str, str] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 """mlx-lm's names of Mixtral's matrices."""
@@ -80,12 +78,10 @@ def options_of(format: GroupFormat) -> Mapping[str, Any]:
 
 
 def _in_kernel_groups(matrix: Quantized) -> Quantized:
-    """Return the matrix, or its nearest of 8 bits if it is of FP4 in groups that have scales other than powers of
-    two."""
-    if not matrix.format.e2m1 or matrix.format.group == MX_GROUP:
+    """Return the matrix, or its nearest of 8 bits where MLX has no product for it."""
+    if not made_int8_by_mlx(matrix.format):
         return matrix
-    group = next((group for group in INT8_GROUPS if matrix.levels.shape[1] % group == 0), None)
-    return matrix if group is None else quantize(matrix.dequantize(), GroupFormat(8, group, "middle", "float32"))
+    return quantize(matrix.dequantize(), mlx_int8(matrix.levels.shape[1]))
 
 
 def _microscaled(matrix: Quantized) -> Iterator[tuple[str, mx.array]]:

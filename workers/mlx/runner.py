@@ -483,8 +483,10 @@ def _as_given(hidden: mx.array, chunks: Sequence[Chunk], order: Sequence[int]) -
 
 
 def _quantization(weights: Weights, config: ModelConfig, quantize: Quantize) -> str:
-    if isinstance(weights, GgufWeights | LowBitWeights) and quantize == "none":
+    if isinstance(weights, GgufWeights) and quantize == "none":
         return weights.widths()
+    if isinstance(weights, LowBitWeights) and quantize == "none":
+        return weights.widths(mlx=True)
     if config.quantization is not None:
         return config.quantization.widths
     return "" if quantize == "none" else quantize

@@ -88,11 +88,12 @@ def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
 def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:
     """Replace the modules that have scales by quantized ones of the checkpoint's groups."""
 
-    def groups(name: str, module: Any) -> bool | dict[str, int]:
+    def groups(name: str, module: Any) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{name}.scales" not in tensors:
             return False
         group, bits = quantization.of(name)
-        return {"group_size": module.weight.shape[-1] if group == -1 else group, "bits": bits}
+        group = module.weight.shape[-1] if group == -1 else group
+        return {"group_size": group, "bits": bits, "mode": quantization.mode_of(name)}
 
     nn.quantize(model, class_predicate=groups)
 

@@ -78,7 +78,7 @@ def test_logits_are_those_of_the_served_weights(load: Load, tmp_path: Path, name
     weights = open_weights(path)
     runner = load(path, dtype="float32")
     assert runner.capabilities.weight_bytes == weight_bytes(weights, "float32", "none") == runner.memory()["weights"]
-    assert runner.capabilities.quantization == {"i": name[:4], "m": "int5"}.get(name[0], "int8")
+    assert runner.capabilities.quantization == {"i": name[:4], "m": "fp4"}.get(name[0], "int8")
     plain = make_checkpoint(tmp_path / "plain", family, tied=family == "llama", **options)
     write_safetensors(plain / "model.safetensors", served_weights(weights))
     expected = load(plain, dtype="float32").logits(Chunk(0, PROMPT, 0, 0))

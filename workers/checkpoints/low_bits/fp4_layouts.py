@@ -94,7 +94,8 @@ class Nvfp4Layout(LowBitLayout):
         return pair(codes, 2)
 
     def format(self, shape: Shape, scales: ScaleType) -> GroupFormat | None:
-        return None if shape[1] % NV_GROUP else fp4_format(NV_GROUP, "float32")
+        # MLX makes int8 of it, in groups of 32.
+        return None if shape[1] % MX_GROUP else fp4_format(NV_GROUP, "float32")
 
     def values(self, parts: Parts, shape: Shape, low: int, high: int) -> NDArray[np.float32]:
         scales = np.repeat(self._scales(parts, shape)[low:high], NV_GROUP, axis=1)

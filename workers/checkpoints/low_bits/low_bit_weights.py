@@ -12,7 +12,8 @@ from workers.checkpoints.architectures.wrapper import Wrapper
 from workers.checkpoints.expert_stacks import MAX_EXPERTS, ExpertMatrix, StackLayout, unstacked
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.low_bits.config import IGNORED, LowBits
-from workers.checkpoints.low_bits.layout import LowBitLayout, Parts, Shape
+from workers.checkpoints.low_bits.fp4_layouts import MX_GROUP
+from workers.checkpoints.low_bits.layout import GROUPS, LowBitLayout, Parts, Shape
 from workers.checkpoints.low_bits.raw_tensors import RawTensors
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
 from workers.checkpoints.weights import FLOATS, SCALES, SafetensorsWeights
@@ -171,15 +172,44 @@ class LowBitWeights(SafetensorsWeights):
         self._check_shape(name, own, shape)
         return self._named(name, lambda: matrix.layout.quantized(self._parts_of(matrix), own, format))
 
-    def widths(self) -> str:
-        """Name of the widths of the served matrices: `int4`, or `fp4+int8`; empty for none."""
-        return "+".join(sorted({format.width for name in self._matrices if (format := self.format(name)) is not None}))
+    def mlx_bits(self, name: str) -> float | None:
+        format = self.format(name)
+        if format is None or not format.e2m1:
+            return None
+        if made_int8_by_mlx(format):
+            return 8 + 2 * 32 / mlx_int8(self.shape(name)[1]).group  # a scale and a bias in float32
+        return format.bits + 8 / format.group  # one byte is a scale
+
+    def widths(self, *, mlx: bool = False) -> str:
+        """Name of the widths of the served matrices: `int4`, or `fp4+int8`; empty for none. `mlx`: as that backend
+        serves them, which has FP4 in groups of 32 alone."""
+        formats = [format for name in self._matrices if (format := self.format(name)) is not None]
+        return "+".join(sorted({"int8" if mlx and made_int8_by_mlx(each) else each.width for each in formats}))
 
     def kinds(self) -> list[str]:
         """Names of the layouts of the matrices."""
         return sorted({matrix.layout.name for matrix in self._matrices.values()})
 
-    def inexact(self) -> list[str]:
-        """Names of the layouts whose matrices are quantized anew."""
-        layouts = {matrix.layout for name, matrix in self._matrices.items() if self.format(name) is not None}
-        return sorted({layout.name for layout in layouts if not layout.exact})
+    def inexact(self, *, mlx: bool = False) -> list[str]:
+        """Names of the layouts whose matrices are quantized anew; `mlx` as above."""
+        formats = {matrix.layout: self.format(name) for name, matrix in self._matrices.items()}
+        return sorted(
+            {
+                layout.name
+                for layout, format in formats.items()
+                if format is not None and not (layout.exact and not (mlx and made_int8_by_mlx(format)))
+            }
+        )
+
+
+def mlx_int8(inputs: int) -> GroupFormat:
+    """Return the format of matrices that MLX gets in 8 bits. Raises ValueError for inputs that are no whole groups."""
+    group = next((group for group in GROUPS if inputs % group == 0), None)
+    if group is None:
+        raise ValueError(f"{inputs} inputs are no whole groups of {GROUPS[-1]}")
+    return GroupFormat(8, group, "middle", "float32")
+
+
+def made_int8_by_mlx(format: GroupFormat) -> bool:
+    """Return whether MLX cannot multiply by a format: FP4 whose scales are no powers of two."""
+    return format.e2m1 and format.group != MX_GROUP

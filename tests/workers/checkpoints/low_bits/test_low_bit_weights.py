@@ -79,7 +79,7 @@ def test_memory_is_near_that_of_the_file(copy: Path, name: str) -> None:
     estimated = estimate_weights(path, dtype="bfloat16", quantize="none")
     each = {"int4-group": 0.5 + 8 / 32, "mxfp4": 0.5 + 2 / 32, "nvfp4": 0.5 + 4 / 16}.get(name, 1 + 8 / 64)
     found = (estimated - 2 * others) / count
-    assert each <= found < 1.1 * each
+    assert each <= found < 1.15 * each
     if name != "mxfp4":  # whose scales are smaller
         assert estimate_weights(path, dtype="bfloat16", quantize="int4") < estimated
 

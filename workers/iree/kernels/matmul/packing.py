@@ -21,8 +21,10 @@ from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.fp4 import fp4_codes
 from workers.precision import Quantize
 
-GROUPS = (128, 64, 32, 16)
+GROUPS = (128, 64, 32)
 """Sizes of groups that are stored, in inputs; a larger group becomes several with equal scales."""
+FP4_GROUPS = (*GROUPS, 16)
+"""Those of FP4."""
 DOT_INPUTS = 4
 """Neighbouring inputs of one output that an integer dot product multiplies and sums."""
 
@@ -151,7 +153,8 @@ def stored_format(formats: Collection[GroupFormat], inputs: int) -> GroupFormat 
 
     MLX's mixed recipes give the values of a layer more bits than its queries and keys.
     """
-    group = next((group for group in GROUPS if inputs % group == 0 and not any(f.group % group for f in formats)), None)
+    groups = FP4_GROUPS if all(each.e2m1 for each in formats) else GROUPS
+    group = next((group for group in groups if inputs % group == 0 and not any(f.group % group for f in formats)), None)
     scales, zeros = {each.scales for each in formats}, {each.zero for each in formats}
     if group is None or len(scales) > 1 or ("bias" in zeros and len(zeros) > 1):
         return None
