@@ -68,7 +68,7 @@ class Quantization:
         """Format of a module whose `packed` tensor has this shape and whose scales have this type."""
         group, bits = self.of(module)
         if (mode := self.mode_of(module)) != "affine":
-            return microscaled_format(mode, packed[-1] * 32 // bits)
+            return microscaled_format(mode, packed[-1] * group)
         zero: Zero = "bias" if self.method == "mlx" else "middle" if self.symmetric else "level"
         if group == -1:
             group = packed[0] * (32 // bits if self.method == "gptq" else 1)

@@ -77,8 +77,8 @@ class Weights(Mapping[str, NDArray[Any]]):
         """Read a tensor that has a `format`, without dequantizing it. Raises `CheckpointError` for another shape."""
 
     def mlx_bits(self, name: str) -> float | None:
-        """Return the bits of a weight, scales included, if MLX computes with a matrix in FP4 or FP8, or with one that is
-        made of FP4; None where it has the matrix in its `format`."""
+        """Return the bits of a weight, scales included, of a matrix in FP4 or FP8 as MLX computes with it; None where
+        MLX has the matrix in its `format`."""
         return None
 
     def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -83,7 +83,8 @@ def test_logits_are_those_of_the_served_weights(load: Load, tmp_path: Path, name
     write_safetensors(plain / "model.safetensors", served_weights(weights))
     expected = load(plain, dtype="float32").logits(Chunk(0, PROMPT, 0, 0))
     found = runner.logits(Chunk(0, PROMPT, 0, 0))
-    np.testing.assert_allclose(found, expected, atol=1e-4 * float(np.abs(expected).max()), rtol=0)
+    tolerance = 0.1 if name.startswith("nvfp4") else 1e-4  # which becomes int8
+    np.testing.assert_allclose(found, expected, atol=tolerance * float(np.abs(expected).max()), rtol=0)
 
 
 def test_a_checkpoint_is_quantized_anew(load: Load, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ MICROSCALED: Mapping[MlxMode, tuple[int, int]] = {
     "nvfp4": (NV_GROUP, 4),
     "mxfp8": (MX_GROUP, 8),
 }
-"""(group_size, bits) of the modes with FP4 or FP8 weights. Scales are powers of two (E8M0), or FP8 (E4M3) in `nvfp4`."""
+"""(group_size, bits) of the modes with FP4 or FP8 weights. Scales are powers of two, in `nvfp4` FP8 (E4M3)."""
 
 
 def microscaled_format(mode: MlxMode, inputs: int) -> GroupFormat:
