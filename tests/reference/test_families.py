@@ -160,7 +160,7 @@ def test_greedy_tokens(pair: Pair) -> None:
     assert len(set(tokens)) >= 3
 
 
-@pytest.mark.parametrize("case", IN_JAX)
+@pytest.mark.parametrize("case", [*IN_JAX, "gpt_oss"])
 def test_graphs_in_jax(torch: Any, tmp_path: Path, case: str) -> None:
     path = make_checkpoint(tmp_path, **CASES[case])
     actual, expected = JaxGraphs(path, CONTEXT).logits(Chunk(0, TOKENS, 0, 0)), Reference(path).logits(TOKENS)

@@ -200,7 +200,8 @@ def microscaled(path: Path, mode: str, group: int, bits: int) -> tuple[Path, Pat
     plain = path.with_name("plain")
     shutil.copytree(path, plain)
     tensors, meant = {}, {}
-    for name, tensor in mx.load(str(path / "model.safetensors")).items():
+    stored: Any = mx.load(str(path / "model.safetensors"))
+    for name, tensor in stored.items():
         quantized = tensor.ndim > 1 and not name.endswith(("bias", "router.weight", "lm_head.weight"))
         if not quantized:
             tensors[name] = meant[name] = np.array(tensor)

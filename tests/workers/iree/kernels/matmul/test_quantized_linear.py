@@ -55,7 +55,7 @@ def make(format: GroupFormat) -> Quantized:
     random = np.random.default_rng(2)
     if format.e2m1:
         codes = random.integers(0, 16, (OUTPUTS, INPUTS)).astype(np.uint8)
-        scales = random.choice(np.float32([0.25, 1, 2]), (OUTPUTS, INPUTS // format.group))
+        scales = random.choice([0.25, 1.0, 2.0], (OUTPUTS, INPUTS // format.group))
         return Quantized(format, LEVELS[codes], scales.astype(SCALE_TYPES[format.scales]), None)
     if format.zero != "level":
         return quantize(random.standard_normal((OUTPUTS, INPUTS)), format)
