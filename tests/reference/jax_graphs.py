@@ -59,10 +59,10 @@ class OpsWithExperts(PlainOps):
         if biases is None:
             return self.mlp(x, up, down, hidden, ffn, config.activation)
         assert config.activation == "clamped_swiglu"  # no other family has biases
-        both = self.linear(x, up, 2 * ffn, biases.up.reshape(-1, 2 * ffn)[expert])
+        both = self.linear(x, up, 2 * ffn, biases.up.reshape(-1, 2 * ffn)[e])
         gate, ups = jnp.minimum(both[:, :ffn], 7.0), jnp.clip(both[:, ffn:], -7.0, 7.0)
         mixed = (ups + 1) * gate * jax.nn.sigmoid(1.702 * gate)
-        return self.linear(mixed.astype(self.dtype), down, hidden, biases.down.reshape(-1, hidden)[expert])
+        return self.linear(mixed.astype(self.dtype), down, hidden, biases.down.reshape(-1, hidden)[e])
 
 
 class JaxGraphs:

@@ -19,7 +19,7 @@ _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)")
 _STACKED: Mapping[str, str] = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 """mlx-lm's names of Mixtral's matrices."""
 Groups = Mapping[str, Mapping[str, Any]]
-"""How modules are quantized: the options of mlx's `to_quantized`."""
+"""The quantization of modules: the options of mlx's `to_quantized`."""
 
 
 def read_converted(
