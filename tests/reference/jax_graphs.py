@@ -52,7 +52,7 @@ class OpsWithExperts(PlainOps):
         up: jax.Array,
         down: jax.Array,
         config: ModelConfig,
-        expert: int,
+        e: int,
         biases: ExpertBiases | None,
     ) -> jax.Array:
         ffn, hidden = up.shape[0] // 2, config.hidden_size

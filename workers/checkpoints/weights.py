@@ -79,7 +79,8 @@ class Weights(Mapping[str, NDArray[Any]]):
     def mlx_bits(self, name: str) -> float | None:
         """Return the bits of a weight, scales included, of a matrix in FP4 or FP8 as MLX computes with it; None where
         MLX has the matrix in its `format`."""
-        return None
+        format = self.format(name)
+        return format.bits + 8 / format.group if format is not None and format.e2m1 else None
 
     def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Read a tensor. Raises `CheckpointError` when it is missing or has another shape."""

@@ -11,7 +11,7 @@ from typing import Any
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.keys import Keys
-from workers.checkpoints.gguf.rotary import rotary_fields
+from workers.checkpoints.gguf.rotary import YARN, rotary_fields
 
 HEAD = "output.weight"
 TOKENS = "token_embd.weight"
@@ -132,6 +132,17 @@ def _qwen3_moe(keys: Keys, fields: Fields) -> None:
     fields["norm_topk_prob"] = True
 
 
+def _gpt_oss(keys: Keys, fields: Fields) -> None:
+    """The ends of YaRN's ramp are whole lanes in llama.cpp, but not as the model was trained."""
+    _window(keys, fields)
+    _experts(keys, fields)
+    if keys.integer("expert_feed_forward_length", fields["intermediate_size"]) != fields["intermediate_size"]:
+        raise keys.error("expert_feed_forward_length", "is not feed_forward_length")
+    fields["attention_bias"] = True
+    if fields.get("rope_scaling", {}).get("rope_type") == YARN:
+        fields["rope_scaling"]["truncate"] = False
+
+
 def _llama(keys: Keys, fields: Fields) -> None:
     """Llama and Mistral are one architecture, and Mixtral is it with experts. Its files state no windows."""
     if keys.get("expert_count"):
@@ -155,6 +166,12 @@ QWEN3_EXPERTS = {
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
+GPT_OSS = {
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    **{name: module for name, module in QWEN3_EXPERTS.items() if name.endswith("_exps")},
+}
 MIXTRAL_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.gate",
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
@@ -170,6 +187,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma2": Architecture("gemma2", ATTENTION | MLP | AROUND, read=_gemma2),
     "gemma3": Architecture("gemma3_text", ATTENTION | MLP | AROUND, read=_gemma3, theta=1_000_000.0),
     "phi3": Architecture("phi3", LLAMA | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}, read=_phi3),
+    "gpt-oss": Architecture("gpt_oss", ATTENTION | GPT_OSS, read=_gpt_oss),
     "granite": Architecture("granite", paired=True, read=_granite),
     "smollm3": Architecture("smollm3", paired=True),
     "olmo2": Architecture("olmo2", ATTENTION | MLP | AFTER, read=_olmo),

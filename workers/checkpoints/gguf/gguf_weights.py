@@ -25,6 +25,8 @@ from workers.precision import Quantize
 _IN_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,7})\.([a-z_]+)\.(weight|bias)", re.ASCII)
 STACKS = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
 """Modules of a layer that a backend may stack: their matrices get one kind of format."""
+SINKS = "attn_sinks"
+"""The logits of attention sinks, whose name in Hugging Face's checkpoints has no ending."""
 ROUTERS = ("ffn_gate_inp",)
 """Modules that choose experts. They are never quantized: an error in one chooses others."""
 
@@ -77,12 +79,12 @@ class GgufWeights(Weights):
             if match is None or module is None:
                 problem = f"the tensor is not part of a {self._architecture.family} model"
                 raise self._model.error(tensor.name, problem)
-            name = f"model.layers.{match[1]}.{module}.{match[3]}"
+            name = f"model.layers.{match[1]}.{module}" + ("" if match[2] == SINKS else f".{match[3]}")
             heads = self._heads.get(match[2], 0) if self._architecture.paired else 0
             if "{}" not in name:
                 yield name, _TensorSource(tensor, heads=heads, format=self._format(tensor))
                 continue
-            if len(tensor.shape) != 3 or tensor.shape[0] > MAX_PARTS:
+            if len(tensor.shape) != (2 if match[3] == "bias" else 3) or tensor.shape[0] > MAX_PARTS:
                 problem = f"has the shape {tensor.shape}, not that of up to {MAX_PARTS} matrices"
                 raise self._model.error(tensor.name, problem)
             experts += tensor.shape[0]
@@ -110,7 +112,11 @@ class GgufWeights(Weights):
         return frozenset(found)
 
     def _format(self, tensor: TensorPlace) -> GroupFormat | None:
-        matrix = len(tensor.shape) > 1 and not any(f".{name}." in tensor.name for name in ROUTERS)
+        matrix = (
+            len(tensor.shape) > 1
+            and tensor.name.endswith(".weight")
+            and not any(f".{name}." in tensor.name for name in ROUTERS)
+        )
         if not self._packed or not matrix:
             return None
         return EVEN if tensor.name in self._even else tensor.type.format
@@ -129,8 +135,8 @@ class GgufWeights(Weights):
 
     def widths(self) -> str:
         """Name of the widths of the quantized matrices: `int4`, or `int4+int8`; empty for none."""
-        bits = {source.format.bits for source in self._sources.values() if source.format is not None}
-        return "+".join(f"int{each}" for each in sorted(bits))
+        formats = {source.format for source in self._sources.values() if source.format is not None}
+        return "+".join(sorted({each.width for each in formats}))
 
     def inexact(self) -> list[str]:
         """The tensor types whose matrices are quantized anew."""
@@ -170,7 +176,10 @@ class GgufWeights(Weights):
             raise KeyError(name)
         self._check_shape(name, source.shape, shape)
         outputs, inputs = source.shape
-        matrix = quantized_matrix(self._blocks(source), source.tensor.type, (outputs, inputs), source.format)
+        try:
+            matrix = quantized_matrix(self._blocks(source), source.tensor.type, (outputs, inputs), source.format)
+        except ValueError as error:
+            raise self._model.error(source.tensor.name, f"bad quantized tensor: {error}") from error
         if not source.heads:
             return matrix
         levels, scales = (_in_halves(each, source.heads) for each in (matrix.levels, matrix.scales))

@@ -16,7 +16,7 @@ from workers.checkpoints.low_bits.fp4_layouts import MX_GROUP
 from workers.checkpoints.low_bits.layout import GROUPS, LowBitLayout, Parts, Shape
 from workers.checkpoints.low_bits.raw_tensors import RawTensors
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
-from workers.checkpoints.weights import FLOATS, SCALES, SafetensorsWeights
+from workers.checkpoints.weights import FLOATS, SCALES, SafetensorsWeights, Weights
 from workers.precision import Quantize
 
 T = TypeVar("T")
@@ -174,11 +174,9 @@ class LowBitWeights(SafetensorsWeights):
 
     def mlx_bits(self, name: str) -> float | None:
         format = self.format(name)
-        if format is None or not format.e2m1:
-            return None
-        if made_int8_by_mlx(format):
+        if format is not None and made_int8_by_mlx(format):
             return 8 + 2 * 32 / mlx_int8(self.shape(name)[1]).group  # a scale and a bias in float32
-        return format.bits + 8 / format.group  # one byte is a scale
+        return Weights.mlx_bits(self, name)
 
     def widths(self, *, mlx: bool = False) -> str:
         """Name of the widths of the served matrices: `int4`, or `fp4+int8`; empty for none. `mlx`: as that backend

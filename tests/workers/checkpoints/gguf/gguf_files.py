@@ -24,6 +24,7 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
@@ -128,7 +129,7 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "rope.freq_base_swa": config.get("rope_local_base_freq"),
         "rope.dimension_count": int(config["head_dim"] * config.get("partial_rotary_factor", 1)),
     }
-    if config.get("layer_types"):
+    if config.get("layer_types") and config["model_type"] != "gpt_oss":  # whose files state no pattern
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     kind = scaling.get("rope_type")
     if kind in ("linear", "yarn"):
@@ -155,7 +156,7 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
             merged = f"layers.{name.split('.')[2]}.feed_forward.experts.{part}.{end}"
             stacks.setdefault(f"{before}.experts.{part}.{end}" if family != "mixtral" else merged, []).append(values)
             continue
-        found[_name(names, name)] = values
+        found[_name(names, name) + ".weight" * name.endswith("sinks")] = values
     found |= {_name(names, name): np.stack(values) for name, values in stacks.items()}
     return found | _divisors(config)
 
