@@ -209,7 +209,7 @@ def test_gate_with_the_instructions_of_lesser_cpus(load: Load, tmp_path: Path, c
     [
         pytest.param("gemma3_text", {"sliding_window": 9}, marks=exhaustive, id="windows"),
         pytest.param("qwen3_moe", {}, marks=exhaustive, id="experts"),
-        pytest.param("gpt_oss", {"sliding_window": 9}, id="sinks"),
+        pytest.param("gpt_oss", {"sliding_window": 9}, marks=exhaustive, id="sinks"),
         pytest.param("granite", {}, id="multipliers"),
     ],
 )
