@@ -173,6 +173,20 @@ def granite_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights)
     return mamba_layers.granite_mamba(config, weights)
 
 
+def gpt_oss_layer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """Attention with sinks, and experts in stacks [inputs, outputs], whose gates and ups alternate."""
+    count, ffn, hidden = config["num_local_experts"], config["intermediate_size"], config["hidden_size"]
+    yield from _attention(FAMILIES["gpt_oss"], config, weights)
+    yield "self_attn.sinks", weights.bias(config["num_attention_heads"]) * 10
+    yield "mlp.router.weight", weights.matrix(count, hidden, 2.0)
+    yield "mlp.router.bias", weights.bias(count)
+    for name, outputs, inputs, gain in (("gate_up_proj", 2 * ffn, hidden, 3.0), ("down_proj", hidden, ffn, 1.0)):
+        yield f"mlp.experts.{name}", np.stack([weights.matrix(outputs, inputs, gain).T for _ in range(count)])
+        yield f"mlp.experts.{name}_bias", np.stack([weights.bias(outputs) for _ in range(count)])
+    for name in BEFORE:
+        yield f"{name}.weight", weights.norm(hidden)
+
+
 def qwen3_next_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
     """Qwen 3.5's, with the projections of a key head and its value heads behind those of the one before."""
     parts = dict(qwen3_5_mixer(config, layer, weights))
@@ -303,6 +317,25 @@ def _hybrid_fields(layers: int) -> dict[str, Any]:
         "linear_value_head_dim": 16,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,
+    }
+
+
+def _gpt_oss_fields(layers: int) -> dict[str, Any]:
+    return {
+        "attention_bias": True,
+        "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)],
+        "sliding_window": WINDOW,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "swiglu_limit": 7.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "original_max_position_embeddings": 512,
+            "truncate": False,
+        },
     }
 
 
@@ -602,6 +635,7 @@ FAMILIES: Mapping[str, Traits] = {
         lambda layers: MULTIPLIED | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 80},
         mlp=granite_experts,
     ),
+    "gpt_oss": Traits("GptOssForCausalLM", _gpt_oss_fields, layer=gpt_oss_layer),
     "qwen3_5_moe_text": Traits(
         "Qwen3_5MoeForCausalLM",
         lambda layers: QWEN_EXPERTS | _hybrid_fields(layers),

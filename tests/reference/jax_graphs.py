@@ -14,7 +14,7 @@ from workers.engine.runner import Chunk
 from workers.iree.batch_inputs import RopeTable
 from workers.iree.model.decoder import StepInputs, forward, head, rope_frequencies
 from workers.iree.model.kv_layout import CacheLayout
-from workers.iree.model.ops import StepRows
+from workers.iree.model.ops import ExpertBiases, StepRows
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import pack_parameter, stored_parameters
 
@@ -33,21 +33,37 @@ class OpsWithExperts(PlainOps):
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
         bias: jax.Array | None = None,
+        biases: ExpertBiases | None = None,
     ) -> jax.Array:
         mixture = config.experts
         assert mixture is not None
-        logits = self.linear(x, router, mixture.count)
+        logits = self.linear(x, router, mixture.count, None if biases is None else biases.router)
         chosen, weights = routed(jnp, logits, mixture, bias)
         ups, downs = up.reshape(mixture.count, -1, x.shape[1]), down.reshape(mixture.count, -1, mixture.ffn)
-        each = [
-            self.mlp(x, ups[expert], downs[expert], config.hidden_size, mixture.ffn, config.activation)
-            for expert in range(mixture.count)
-        ]
+        each = [self._expert(x, ups[e], downs[e], config, e, biases) for e in range(mixture.count)]
         mixed = jnp.take_along_axis(jnp.stack(each, axis=1), chosen[:, :, None], axis=1)
         added = jnp.sum(mixed * weights[:, :, None], axis=1)
         if shared is None:
             return added
         return added + (shared if gate is None else jax.nn.sigmoid(gate) * shared)
+
+    def _expert(
+        self,
+        x: jax.Array,
+        up: jax.Array,
+        down: jax.Array,
+        config: ModelConfig,
+        e: int,
+        biases: ExpertBiases | None,
+    ) -> jax.Array:
+        ffn, hidden = up.shape[0] // 2, config.hidden_size
+        if biases is None:
+            return self.mlp(x, up, down, hidden, ffn, config.activation)
+        assert config.activation == "clamped_swiglu"  # no other family has biases
+        both = self.linear(x, up, 2 * ffn, biases.up.reshape(-1, 2 * ffn)[e])
+        gate, ups = jnp.minimum(both[:, :ffn], 7.0), jnp.clip(both[:, ffn:], -7.0, 7.0)
+        mixed = (ups + 1) * gate * jax.nn.sigmoid(1.702 * gate)
+        return self.linear(mixed.astype(self.dtype), down, hidden, biases.down.reshape(-1, hidden)[e])
 
 
 class JaxGraphs:

@@ -18,6 +18,7 @@ from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load
 from tests.reference.jax_graphs import JaxGraphs
 from tests.sampled import sampled
 from tests.uneven import UNEVEN
+from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import SampleSpec
 
@@ -123,6 +124,8 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "nemotron_h": {"family": "nemotron_h", "layers": 4, "fields": {"use_conv_bias": False}},
+    "gpt_oss": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
+    "gpt_oss-mxfp4": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""
@@ -156,9 +159,13 @@ PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER e
 @pytest.fixture(scope="module", params=PARAMS, ids="-".join)
 def pair(request: Any, tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Pair]:
     backend, case = request.param
-    path = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
+    path = plain = make_checkpoint(tmp_path_factory.mktemp(case), **CASES[case])
+    if "bit" in case:
+        plain = dequantize(path, path.with_name(f"{path.name}-plain"))
+    elif "mxfp4" in case:
+        path, plain = to_stacked_mxfp4(path)
     runner = load_runner(backend, path, cache_dir, context=CONTEXT)
-    yield Pair(runner, Reference(dequantize(path, path.with_name(f"{path.name}-plain")) if "bit" in case else path))
+    yield Pair(runner, Reference(plain))
     runner.close()
 
 
@@ -180,7 +187,7 @@ def test_greedy_tokens(pair: Pair) -> None:
     assert len(set(tokens)) >= 3
 
 
-@pytest.mark.parametrize("case", IN_JAX)
+@pytest.mark.parametrize("case", [*IN_JAX, "gpt_oss"])
 def test_graphs_in_jax(torch: Any, tmp_path: Path, case: str) -> None:
     path = make_checkpoint(tmp_path, **CASES[case])
     actual, expected = JaxGraphs(path, CONTEXT).logits(Chunk(0, TOKENS, 0, 0)), Reference(path).logits(TOKENS)

@@ -7,6 +7,7 @@ from pathlib import Path
 from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, ModelConfig
 from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.documents import document_file, find_document, read_fields
+from workers.checkpoints.expert_stacks import stack_layout
 from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
@@ -46,11 +47,12 @@ def open_weights(path: Path, quantize: Quantize = "none") -> Weights:
     if file is not None:
         return GgufWeights(GgufFile.open(file), quantize)
     fields, wrapper = unwrap(read_fields(path))
+    stacks = stack_layout(fields.get("model_type"))
     low_bits = parse_low_bits(fields.file, fields.values)
     if low_bits is not None:
-        return LowBitWeights(path, low_bits, quantize, wrapper)
+        return LowBitWeights(path, low_bits, quantize, wrapper, stacks)
     quantization = parse_quantization(fields.file, fields.values)
-    return ConvertedWeights(path, quantization, wrapper)
+    return ConvertedWeights(path, quantization, wrapper, stacks)
 
 
 def config_digest(path: Path) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.low_bits.config import METHODS, parse_low_bits
+from workers.checkpoints.low_bits.mlx_modes import MICROSCALED, MlxMode, from_microscaled, microscaled_format
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType, Zero, from_awq, from_gptq, from_mlx
 
 Method = Literal["mlx", "gptq", "awq"]
@@ -38,14 +39,21 @@ class Quantization:
     """Every zero is the middle of the levels (GPTQ and AWQ)."""
     zero_offset: int = 0
     """Offset that was subtracted from the zeros before they were packed (GPTQ)."""
+    mode: MlxMode = "affine"
+    modes: Mapping[str, MlxMode] = field(default_factory=dict)
+    """The modes of `overrides`."""
 
     def of(self, module: str) -> tuple[int, int]:
         return self.overrides.get(module, (self.group_size, self.bits))
 
+    def mode_of(self, module: str) -> MlxMode:
+        return self.modes.get(module, self.mode)
+
     @property
     def widths(self) -> str:
-        """Name of the widths: `int4`, or `int4+int8` where modules differ."""
-        return "+".join(f"int{bits}" for bits in sorted({self.bits, *(bits for _, bits in self.overrides.values())}))
+        """Name of the widths: `int4`, or `fp4+int8` where modules differ."""
+        own = {(self.mode, self.bits), *((self.mode_of(name), bits) for name, (_, bits) in self.overrides.items())}
+        return "+".join(sorted({f"int{bits}" if mode == "affine" else f"fp{bits}" for mode, bits in own}))
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -59,6 +67,8 @@ class Quantization:
     def format(self, module: str, packed: tuple[int, ...], scales: ScaleType) -> GroupFormat:
         """Format of a module whose `packed` tensor has this shape and whose scales have this type."""
         group, bits = self.of(module)
+        if (mode := self.mode_of(module)) != "affine":
+            return microscaled_format(mode, packed[-1] * group)
         zero: Zero = "bias" if self.method == "mlx" else "middle" if self.symmetric else "level"
         if group == -1:
             group = packed[0] * (32 // bits if self.method == "gptq" else 1)
@@ -69,6 +79,8 @@ class Quantization:
 
         Raises ValueError for tensors that do not fit together and KeyError for a missing one.
         """
+        if ".biases" not in parts and self.method == "mlx" and format.zero == "middle":
+            return from_microscaled(parts[".weight"], parts[".scales"], format)
         if self.method == "mlx":
             return from_mlx(parts[".weight"], parts[".scales"], parts[".biases"], format)
         words, scales, zeros = parts[".qweight"], parts[".scales"], parts[".qzeros"]
@@ -108,16 +120,24 @@ def parse_quantization(file: Path, config: Mapping[str, Any]) -> Quantization | 
 
 def _mlx(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:
     modules = {name: value for name, value in plan.items() if isinstance(value, dict)}
-    group, bits = _affine(file, where, plan)
-    return Quantization(group, bits, {name: _affine(file, f"{where}.{name}", own) for name, own in modules.items()})
+    mode, group, bits = _mlx_module(file, where, plan)
+    read = {name: _mlx_module(file, f"{where}.{name}", own) for name, own in modules.items()}
+    sizes, modes = ({name: each[1:] for name, each in read.items()}, {name: each[0] for name, each in read.items()})
+    return Quantization(group, bits, sizes, mode=mode, modes=modes)
 
 
-def _affine(file: Path, where: str, plan: Mapping[str, Any]) -> tuple[int, int]:
-    """Read (group_size, bits) of MLX's affine mode, of the model or of one module."""
+def _mlx_module(file: Path, where: str, plan: Mapping[str, Any]) -> tuple[MlxMode, int, int]:
+    """Read (mode, group_size, bits) of the model or of one module; the mode is affine where none is stated."""
     mode = plan.get("mode", "affine")
-    if mode != "affine":
-        raise CheckpointError(file, f"{where}.mode", f"{mode!r} is not supported, only 'affine'")
-    return _group_and_bits(file, where, plan, "mlx")
+    if mode == "affine":
+        return "affine", *_group_and_bits(file, where, plan, "mlx")
+    if mode not in MICROSCALED:
+        known = ", ".join(map(repr, ("affine", *MICROSCALED)))
+        raise CheckpointError(file, f"{where}.mode", f"{mode!r} is not supported, only {known}")
+    for name, expected in zip(("group_size", "bits"), MICROSCALED[mode], strict=True):
+        if plan.get(name, expected) != expected or type(plan.get(name, expected)) is not int:
+            raise CheckpointError(file, f"{where}.{name}", f"{plan[name]!r} is not that of {mode}, {expected}")
+    return mode, *MICROSCALED[mode]
 
 
 def _gptq(file: Path, where: str, plan: Mapping[str, Any]) -> Quantization:

@@ -17,6 +17,8 @@ Zero = Literal["middle", "level", "bias"]
 ScaleType = Literal["float16", "bfloat16", "float32"]
 
 SCALE_TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+FP4_MIDDLE = 12
+"""The level of zero in matrices of FP4, whose doubled values are -12 to 12."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Positions of eight neighbouring outputs in a word of AutoAWQ's GEMM format."""
 
@@ -32,10 +34,18 @@ class GroupFormat:
     zero: Zero
     scales: ScaleType
     """The type of scales and biases."""
+    e2m1: bool = False
+    """Levels are those of FP4 (E2M1): twice its values, plus `FP4_MIDDLE`. They take 4 bits, with the zero in the
+    middle."""
 
     @property
     def middle(self) -> int:
-        return 1 << (self.bits - 1)
+        return FP4_MIDDLE if self.e2m1 else 1 << (self.bits - 1)
+
+    @property
+    def width(self) -> str:
+        """The name of the width: `int4`, `int8` or `fp4`."""
+        return "fp4" if self.e2m1 else f"int{self.bits}"
 
     @property
     def bits_per_weight(self) -> float:
@@ -59,7 +69,7 @@ class Quantized:
 
     format: GroupFormat
     levels: NDArray[np.uint8]
-    """Levels [outputs, inputs], each below 2^bits."""
+    """Levels [outputs, inputs], each below 2^bits; of FP4 up to twice `FP4_MIDDLE`."""
     scales: NDArray[Any]
     """Scales [outputs, inputs / group]."""
     zeros: NDArray[Any] | None
@@ -97,8 +107,10 @@ def quantize(weights: NDArray[Any], format: GroupFormat) -> Quantized:
 
     With the zero in the middle, the largest magnitude of a group gets the last level that both signs have. With a bias,
     the smallest and the largest weight get the first and the last level. Scales are rounded to their type first, and
-    levels are chosen for the rounded scale.
+    levels are chosen for the rounded scale. Raises ValueError for FP4.
     """
+    if format.e2m1:
+        raise ValueError("FP4 is not made here")
     outputs, inputs = weights.shape
     groups = weights.astype(np.float32).reshape(outputs, -1, format.group)
     kind = SCALE_TYPES[format.scales]

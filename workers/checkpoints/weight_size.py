@@ -31,7 +31,8 @@ def weight_bytes(weights: Weights, kind: WeightDtype, quantize: Quantize, *, mtp
         fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
         group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, quantized_bits if fits else None)
         scale = 4 if own is not None and (own.zero != "bias" or own.scales != kind) else itemsize
-        total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * scale / group)
+        width = weights.mlx_bits(name) or (8 * itemsize if bits is None else bits + 16 * scale / group)
+        total += math.prod(shape) * width / 8
     return int(total)
 
 

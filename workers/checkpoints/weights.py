@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from workers.checkpoints.architectures.wrapper import Wrapper, name_inside
-from workers.checkpoints.expert_stacks import MAX_EXPERTS, ExpertMatrix, is_stack, unstacked
+from workers.checkpoints.expert_stacks import MAX_EXPERTS, ExpertMatrix, StackLayout, stack_rank, unstacked
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import NUMBERS, Quantization
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, ScaleType
@@ -24,6 +24,8 @@ WORDS = {"U32": np.dtype(np.uint32), "I32": np.dtype(np.int32)}
 """Types that hold the packed integers of quantized matrices, by safetensors' names."""
 MLX_WORDS = {"U32": WORDS["U32"]}
 """The type of packed integers that MLX writes and computes with."""
+BYTES = {"U8": np.dtype(np.uint8)}
+"""The type of scales in FP8."""
 SCALES: Mapping[str, ScaleType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Types of scales by safetensors' names."""
 
@@ -74,6 +76,12 @@ class Weights(Mapping[str, NDArray[Any]]):
     def take_quantized(self, name: str, shape: tuple[int, ...]) -> Quantized:
         """Read a tensor that has a `format`, without dequantizing it. Raises `CheckpointError` for another shape."""
 
+    def mlx_bits(self, name: str) -> float | None:
+        """Return the bits of a weight, scales included, of a matrix in FP4 or FP8 as MLX computes with it; None where
+        MLX has the matrix in its `format`."""
+        format = self.format(name)
+        return format.bits + 8 / format.group if format is not None and format.e2m1 else None
+
     def take(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Read a tensor. Raises `CheckpointError` when it is missing or has another shape."""
         if name not in self:
@@ -94,12 +102,20 @@ class Weights(Mapping[str, NDArray[Any]]):
 class SafetensorsWeights(Weights):
     """The tensors of a directory in Hugging Face layout; quantized ones are dequantized to the type of their scales."""
 
-    def __init__(self, directory: Path, quantization: Quantization | None, wrapper: Wrapper | None = None) -> None:
-        """With a `wrapper`, the tensors are those of its language model, under the names that they have there."""
+    def __init__(
+        self,
+        directory: Path,
+        quantization: Quantization | None,
+        wrapper: Wrapper | None = None,
+        stacks: StackLayout = "halves",
+    ) -> None:
+        """With a `wrapper`, the tensors are those of its language model, under the names that they have there. `stacks`
+        is the layout of stacked experts."""
         super().__init__(directory)
         self.files = sorted(directory.glob("*.safetensors"))
         self._wrapper = wrapper
         self._quantization = quantization
+        self._stacks = stacks
         self._stored: dict[str, str] = {}
         """The names in the files, where they differ."""
         self._files = WeightFiles(directory)
@@ -120,11 +136,12 @@ class SafetensorsWeights(Weights):
         """List the names of quantized and of stacked matrices."""
         for tensor in dict.fromkeys([*self._where, *(f"{module}.weight" for module in self._quantized)]):
             module = tensor.removesuffix(".weight")
-            if is_stack(tensor) and len(shape := self._header(tensor)[1]) == 3:
+            rank = stack_rank(tensor, self._stacks)
+            if rank is not None and len(shape := self._header(tensor)[1]) == rank:
                 if shape[0] > MAX_EXPERTS:
                     problem = f"stacks {shape[0]} experts, more than {MAX_EXPERTS}"
                     raise CheckpointError(self._where[tensor], tensor, problem)
-                for name, place in unstacked(tensor, shape[0]):
+                for name, place in unstacked(tensor, shape[0], self._stacks):
                     yield name, _StoredMatrix(module, tensor, place)
             elif module in self._quantized and tensor.endswith(".weight"):
                 yield tensor, _StoredMatrix(module, tensor)
@@ -178,10 +195,10 @@ class SafetensorsWeights(Weights):
                 tensor: NDArray[Any] = file.get_tensor(stored)
             else:
                 part = file.get_slice(stored)
-                tensor = part[place.expert, place.rows(part.get_shape()[1])]
+                tensor = place.read(part)
         except SafetensorError as error:
             raise CheckpointError(self._where[name], name, str(error)) from error
-        return tensor.view(types[dtype])
+        return np.ascontiguousarray(tensor).view(types[dtype])
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         stored_in = self._stored_matrices.get(name)
@@ -200,9 +217,18 @@ class SafetensorsWeights(Weights):
             return None
         module = stored_in.module
         assert self._quantization is not None  # checked when the names were read
-        kind = self._check_type(f"{module}.scales", FLOATS)
+        kind = self._check_type(f"{module}.scales", self._types(module, ".scales"))
         words = self._header(module + self._quantization.packed)[1]
-        return self._quantization.format(module, words if stored_in.place is None else words[1:], SCALES[kind])
+        return self._quantization.format(
+            module, words if stored_in.place is None else words[1:], SCALES.get(kind, "float32")
+        )
+
+    def mlx_bits(self, name: str) -> float | None:
+        stored_in, plan = self._stored_matrices.get(name), self._quantization
+        if plan is None or stored_in is None or stored_in.module not in self._quantized:
+            return None
+        group, bits = plan.of(stored_in.module)
+        return None if plan.mode_of(stored_in.module) == "affine" else bits + 8 / group
 
     def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
         """Refuse tensors whose type is not that of their values, from the files' headers.
@@ -219,18 +245,21 @@ class SafetensorsWeights(Weights):
                 self._check_type(tensor, FLOATS)
                 continue
             for part in self._parts(module):
-                self._check_type(module + part, self._types(part))
+                self._check_type(module + part, self._types(module, part))
 
     def _parts(self, module: str) -> list[str]:
         """Endings of the tensors that store a quantized matrix."""
         assert self._quantization is not None  # checked when the names were read
         return [part for part in self._quantization.parts if module + part in self._where]
 
-    def _types(self, part: str) -> Mapping[str, np.dtype[Any]]:
+    def _types(self, module: str, part: str) -> Mapping[str, np.dtype[Any]]:
         """Types of the values in a part of a quantized matrix."""
+        assert self._quantization is not None  # checked when the names were read
+        if part == ".scales" and self._quantization.mode_of(module) != "affine":
+            return BYTES
         if part in NUMBERS:
             return FLOATS
-        return MLX_WORDS if self._quantization is not None and self._quantization.method == "mlx" else WORDS
+        return MLX_WORDS if self._quantization.method == "mlx" else WORDS
 
     def locations(self) -> Iterator[tuple[str, Path, str]]:
         """List the tensors as they are stored: the name, the file, and the name in the file."""
@@ -253,7 +282,7 @@ class SafetensorsWeights(Weights):
             shape = (*outer, words * 32 // plan.of(module)[1])
         if stored_in.place is None:
             return shape
-        return (len(range(shape[1])[stored_in.place.rows(shape[1])]), *shape[2:])
+        return stored_in.place.shape(shape)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -273,7 +302,9 @@ class SafetensorsWeights(Weights):
         module = stored_in.module
         assert plan is not None  # checked when the names were read
         assert format is not None  # the module is one of the quantized ones
-        parts = {part: self._read(module + part, stored_in.place, self._types(part)) for part in self._parts(module)}
+        parts = {
+            part: self._read(module + part, stored_in.place, self._types(module, part)) for part in self._parts(module)
+        }
         try:
             return plan.unpack(parts, format)
         except (ValueError, KeyError) as error:

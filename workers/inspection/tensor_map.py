@@ -13,7 +13,7 @@ from workers.checkpoints.architectures.tensors import tensors, unread_reason
 from workers.checkpoints.architectures.wrapper import name_inside, unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.documents import read_fields
-from workers.checkpoints.expert_stacks import MAX_EXPERTS, is_stack, unstacked
+from workers.checkpoints.expert_stacks import MAX_EXPERTS, StackLayout, is_stack, stack_layout, unstacked
 from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
@@ -103,15 +103,15 @@ def _with_unread(stored: tuple[str, str, tuple[int, ...]], error: CheckpointErro
     return StoredTensor(*stored, "ignored", why=f"not mapped, because {error.field} is refused: {error.problem}")
 
 
-def _held(name: str, sources: Container[str], *, quantized: bool) -> tuple[str, ...]:
+def _held(name: str, sources: Container[str], *, quantized: bool, stacks: StackLayout = "halves") -> tuple[str, ...]:
     """Return the matrices of the model of which a stored tensor holds a part: of a quantized one its integers or
     scales, of stacked experts all matrices."""
     if name in sources:
         return (name,)
     module, _, part = name.rpartition(".")
-    whole = f"{module}.weight" if quantized and not is_stack(name) and part not in ("weight", "bias") else name
+    whole = f"{module}.weight" if quantized and not is_stack(name, stacks) and part not in ("weight", "bias") else name
     stack = []
-    for single, _place in unstacked(whole, MAX_EXPERTS) if is_stack(whole) else ():
+    for single, _place in unstacked(whole, MAX_EXPERTS, stacks) if is_stack(whole, stacks) else ():
         if single not in sources:
             break
         stack.append(single)
@@ -140,11 +140,12 @@ class _Places:
             for name, place in weights.locations():
                 held[place] = (*held.get(place, ()), name)
             return cls(config, weights, held, ours)
-        _, wrapper = unwrap(read_fields(path))
+        fields, wrapper = unwrap(read_fields(path))
+        stacks = stack_layout(fields.get("model_type"))
         for each in stored:
             inside = each if wrapper is None else name_inside(each, wrapper.inside)
             if inside is not None:
-                held[each] = _held(inside, ours, quantized=config.quantization is not None)
+                held[each] = _held(inside, ours, quantized=config.quantization is not None, stacks=stacks)
         return cls(config, weights, held, ours)
 
     def of_stored(self, stored: tuple[str, str, tuple[int, ...]]) -> StoredTensor:

@@ -41,6 +41,7 @@ from workers.mlx.modules.parts import (
     PlainGelu,
     apply_multipliers,
     correct_embedding_scale,
+    plain_clamped_swiglu,
     plain_clip_residual,
     plain_precise_swiglu,
     plain_swiglu,
@@ -57,7 +58,7 @@ from workers.precision import Quantize
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
 
-ROUTERS = (".gate", ".router.layer", ".shared_expert_gate")
+ROUTERS = (".gate", ".router", ".router.layer", ".shared_expert_gate")
 """Endings of the names of routers, and of the gate of the shared expert."""
 
 
@@ -202,6 +203,14 @@ ADAPTERS: Mapping[str, Adapter] = {
     "granitemoehybrid": GRANITE_HYBRID,
     "nemotron_h": NEMOTRON_H,
     "qwen3_next": QWEN3_NEXT,
+    "gpt_oss": Adapter(
+        "gpt_oss",
+        uncompiled={"SwitchGLU": PlainExperts, "SwigluOAI": plain_clamped_swiglu},
+        fixed_biases=True,
+        layer_types=True,
+        head="kept",
+        dense_layers=False,
+    ),
     "lfm2": Adapter("lfm2", free_head_dim=False, mixer="conv"),
     "qwen3_5_text": Adapter(
         "qwen3_5",
@@ -409,10 +418,14 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
     if adapter.mixer == "linear_attn" and _attention_interval(config) is None:
         problem = "is supported by the MLX backend with attention in every nth layer only"
         raise CheckpointError(file, "layer_types", problem)
-    if adapter.fixed_biases and config.experts is not None and not (config.qkv_bias and config.head_bias):
+    experts = config.experts
+    if adapter.fixed_biases and experts is not None and not config.qkv_bias:
         problem = "false is not supported by the MLX backend: take --backend iree"
-        raise CheckpointError(file, "lm_head_bias" if config.qkv_bias else "attention_bias", problem)
-    if adapter.fixed_biases and config.experts is None and not (config.qkv_bias and config.o_bias and config.mlp_bias):
+        raise CheckpointError(file, "attention_bias", problem)
+    if adapter.fixed_biases and experts is not None and not (experts.biases or config.head_bias):
+        problem = "false is not supported by the MLX backend: take --backend iree"
+        raise CheckpointError(file, "lm_head_bias", problem)
+    if adapter.fixed_biases and experts is None and not (config.qkv_bias and config.o_bias and config.mlp_bias):
         raise CheckpointError(file, "use_bias", f"false is not supported by the MLX backend for {config.family}")
     if config.tie_embeddings and adapter.head == "kept":
         raise CheckpointError(file, "tie_word_embeddings", f"is not supported by the MLX backend for {config.family}")

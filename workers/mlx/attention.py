@@ -45,8 +45,18 @@ class AttentionGroup:
             buffer[self._indices, :, self._starts] = rows[:, :, 0].astype(buffer.dtype)
         self.slab.buffers[layer][part] = buffer
 
-    def attend(self, layer: int, queries: mx.array, window: int | None, scale: float, cap: float | None) -> mx.array:
-        """Attend to the rows of the slots: [rows, heads, 1, key width] -> [rows, heads, 1, value width]."""
+    def attend(
+        self,
+        layer: int,
+        queries: mx.array,
+        window: int | None,
+        scale: float,
+        cap: float | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Attend to the rows of the slots: [rows, heads, 1, key width] -> [rows, heads, 1, value
+        width]. `sinks` are logits, [heads],
+        that take part in the sum of a head's softmax."""
         first_seen = 0 if window is None else max(0, self._start + 1 - window)
         keys, values = (part[self.places, :, first_seen : self.end] for part in self.slab.buffers[layer])
         if self._kv_bits:
@@ -57,10 +67,11 @@ class AttentionGroup:
         else:
             mask, shape = self._mask(window, first_seen), asked.shape
             mixed = (*shape[:3], values.shape[-1])
-            if self._by_kv_head and shape[2] == 1:
+            if self._by_kv_head and shape[2] == 1 and sinks is None:
                 # As queries of one head: MLX multiplies matrices then, where it would take each head's row by itself.
                 asked = asked.reshape(shape[0], keys.shape[1], -1, shape[3])
-            output = mx.fast.scaled_dot_product_attention(asked, keys, values, scale=scale, mask=mask).reshape(mixed)
+            attend = mx.fast.scaled_dot_product_attention
+            output = attend(asked, keys, values, scale=scale, mask=mask, sinks=sinks).reshape(mixed)
         return _as_sequence(output) if self._alone else output
 
     def _mask(self, window: int | None, first_seen: int) -> mx.array | str | None:
@@ -129,11 +140,12 @@ class LayerCache:
         values: mx.array | None,
         scale: float,
         cap: float | None = None,
+        sinks: mx.array | None = None,
     ) -> mx.array:
         """Write each group's rows and attend, causally, each row to its own slot: [rows, heads, 1, value width]. A
         layer that reads the keys and values of another one writes nothing, whatever it is given.
 
-        With a `cap`, scores s become cap * tanh(s / cap).
+        With a `cap`, scores s become cap * tanh(s / cap). With `sinks`, the softmax of each head has a logit more.
         """
         if self._queries is not None:
             self._queries.append(queries[:, :, 0].astype(mx.float32) * scale)
@@ -147,7 +159,7 @@ class LayerCache:
             for group, rows in zip(self._groups, slices, strict=True):
                 group.write(self._layer, part, given[rows])
         outputs = [
-            group.attend(self._layer, queries[rows], self._window, scale, cap)
+            group.attend(self._layer, queries[rows], self._window, scale, cap, sinks)
             for group, rows in zip(self._groups, slices, strict=True)
         ]
         output = mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]

@@ -17,7 +17,7 @@ BATCHED = frozenset(
         *("gpt_neox", "cohere", "cohere2", "phi", "glm", "glm4", "exaone4", "nemotron", "olmo", "arcee", "helium"),
         *("ernie4_5", "ministral", "ministral3", "qwen2_moe", "olmoe", "granitemoe", "granitemoeshared"),
         *("granitemoehybrid", "nemotron_h"),
-        *("qwen3_5_moe_text", "qwen3_next", "glm4_moe", "ernie4_5_moe", "phimoe", "lfm2_moe"),
+        *("qwen3_5_moe_text", "qwen3_next", "glm4_moe", "ernie4_5_moe", "phimoe", "lfm2_moe", "gpt_oss"),
     }
 )
 """Families of which `workers.mlx.runner` computes several sequences at a time."""

@@ -503,8 +503,10 @@ def _row_shapes(config: ModelConfig, item_bytes: int, kv_dtype: KvDtype) -> list
 
 
 def _quantization(weights: Weights, config: ModelConfig, quantize: Quantize) -> str:
-    if isinstance(weights, GgufWeights | LowBitWeights) and quantize == "none":
+    if isinstance(weights, GgufWeights) and quantize == "none":
         return weights.widths()
+    if isinstance(weights, LowBitWeights) and quantize == "none":
+        return weights.widths(mlx=True)
     if config.quantization is not None:
         return config.quantization.widths
     return "" if quantize == "none" else quantize

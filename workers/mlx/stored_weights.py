@@ -25,6 +25,8 @@ CONVERTED_HERE = ("qwen3_next",)
 """Families of which mlx-lm adds one to the weights of norms only where it stacks the experts, too."""
 SHARED_MLP = (".shared_mlp.", ".mlp.")
 """Part of the names of tensors of Granite 4 without experts, in checkpoints and in mlx-lm."""
+INTERLEAVED = ("gpt_oss",)
+"""Families whose stacks are transposed, or in MXFP4: they are taken apart as they are for IREE."""
 _EXPERT = re.compile(r"(.+\.)experts\.(\d+)\.((?:gate|up|down)_proj\..+)")
 
 
@@ -35,8 +37,10 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
     Raises `ValueError`, `KeyError` or `RuntimeError` for weights that do not fit.
     """
     quantization, groups = config.quantization, None
-    if isinstance(weights, GgufWeights | LowBitWeights):
-        tensors, groups = read_converted(weights, lambda name: unread(name, config))
+    interleaved = config.family in INTERLEAVED
+    if isinstance(weights, GgufWeights | LowBitWeights) or (interleaved and quantization is None):
+        container = "experts" if interleaved else "switch_mlp"
+        tensors, groups = read_converted(weights, lambda name: unread(name, config), container)
     else:
         assert isinstance(weights, SafetensorsWeights)  # there is no third kind
         tensors = {name: tensor for name, tensor in _read(weights).items() if not unread(name, config)}
@@ -46,7 +50,9 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = _from_awq(tensors)
     if mtp is not None:
         load_mtp(mtp, tensors, quantization)
-    tensors = _stack_experts(rename_router_biases(tensors, config))
+    tensors = rename_router_biases(tensors, config)
+    if not interleaved:
+        tensors = _stack_experts(tensors)
     if config.family in CONVERTED_HERE:
         tensors = _from_original(tensors)
     if hasattr(model, "sanitize"):
@@ -116,11 +122,12 @@ def _from_original(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
 def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:
     """Replace the modules that have scales by quantized ones of the checkpoint's groups."""
 
-    def groups(name: str, module: Any) -> bool | dict[str, int]:
+    def groups(name: str, module: Any) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{name}.scales" not in tensors:
             return False
         group, bits = quantization.of(name)
-        return {"group_size": module.weight.shape[-1] if group == -1 else group, "bits": bits}
+        group = module.weight.shape[-1] if group == -1 else group
+        return {"group_size": group, "bits": bits, "mode": quantization.mode_of(name)}
 
     nn.quantize(model, class_predicate=groups)
 
@@ -128,11 +135,8 @@ def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization:
 def _quantize_groups(model: Any, groups: Groups) -> None:
     """Replace the modules that have groups by quantized ones."""
 
-    def group(name: str, module: Any) -> bool | dict[str, int]:
-        if name not in groups:
-            return False
-        size, bits = groups[name]
-        return {"group_size": size, "bits": bits}
+    def group(name: str, module: Any) -> bool | dict[str, Any]:
+        return dict(groups[name]) if name in groups else False
 
     nn.quantize(model, class_predicate=group)
 

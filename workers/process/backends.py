@@ -117,11 +117,11 @@ def _load(spec: WorkerSpec, progress: Progress) -> Runner:
 
     path, config = open_checkpoint(spec)
     if not isinstance(config, LoneConfig):  # mlx-lm itself reads the files of those
-        _log_converted(path, spec.quantize)
+        _log_converted(path, spec.quantize, mlx=backend == "mlx")
     return _load_on(backend, path, config, options_of(spec, backend, config), progress)
 
 
-def _log_converted(path: Path, quantize: Quantize) -> None:
+def _log_converted(path: Path, quantize: Quantize, *, mlx: bool) -> None:
     """Log what becomes of the tensor types of a GGUF file, and of low-bit matrices."""
     from workers.checkpoints.checkpoint import open_weights
     from workers.checkpoints.gguf.gguf_weights import GgufWeights
@@ -139,8 +139,8 @@ def _log_converted(path: Path, quantize: Quantize) -> None:
             path=str(weights.path),
             method=weights.scheme.method,
             kinds=weights.kinds(),
-            kept=weights.widths() if quantize == "none" else quantize,
-            requantized=weights.inexact() if quantize == "none" else weights.kinds(),
+            kept=weights.widths(mlx=mlx) if quantize == "none" else quantize,
+            requantized=weights.inexact(mlx=mlx) if quantize == "none" else weights.kinds(),
             not_followed=list(weights.scheme.ignored),
         )
 

@@ -34,7 +34,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: 'marlin'"),
         (AWQ | {"bits": 8}, "bits: 8 is not supported"),
         (AWQ | {"version": "gemv"}, "version: 'gemv' is not supported, only 'gemm'"),
-        ({"quant_method": "mxfp4"}, "quant_method: 'mxfp4' is not supported, only 'awq', 'bitsandbytes', 'compressed-"),
+        ({"quant_method": "quark"}, "quant_method: 'quark' is not supported, only 'awq', 'bitsandbytes', 'compressed-"),
         ("gptq", "quantization_config: is not an object"),
     ],
 )
@@ -48,8 +48,9 @@ def test_refused_by_name(plan: Any, words: str) -> None:
     ("changes", "words"),
     [
         ({"bits": 7}, "bits: 7 is not supported"),
-        ({"mode": "mxfp4"}, "mode: 'mxfp4' is not supported, only 'affine'"),
-        ({"a.b": {"bits": 4, "group_size": 32, "mode": "mxfp8"}}, "a.b.mode: 'mxfp8' is not supported"),
+        ({"mode": "mxfp2"}, "mode: 'mxfp2' is not supported, only 'affine', 'mxfp4', 'nvfp4', 'mxfp8'"),
+        ({"a.b": {"bits": 4, "group_size": 32, "mode": "mxfp8"}}, "a.b.bits: 4 is not that of mxfp8, 8"),
+        ({"a.b": {"bits": 4, "group_size": 32, "mode": "nvfp4"}}, "a.b.group_size: 32 is not that of nvfp4, 16"),
         ({"a.b": {"bits": 4}}, "a.b.group_size: None"),
     ],
 )

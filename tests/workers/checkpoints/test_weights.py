@@ -1,5 +1,6 @@
 """Tensors are read as they were written, from every file layout; errors name what is damaged."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file
 
 from tests.checkpoints import make_checkpoint, stack_experts, write_safetensors
 from tests.quantized import requantize
+from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.checkpoints.expert_stacks import ExpertMatrix, is_stack, unstacked
 
@@ -87,6 +89,53 @@ def test_a_stack_that_is_damaged_is_named(tmp_path: Path) -> None:
     write_safetensors(path / "model.safetensors", tensors)
     with pytest.raises(CheckpointError, match=r"up_proj.weight: stacks 4097 experts, more than 4096"):
         open_weights(path)
+
+
+def test_experts_in_stacks_whose_gates_and_ups_alternate(tmp_path: Path) -> None:
+    """gpt-oss, as transformers saves it, and in MXFP4."""
+    path = make_checkpoint(tmp_path / "model", "gpt_oss", layers=1, tied=False)
+    with safe_open(path / "model.safetensors", "np") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    block = "model.layers.0.mlp.experts."
+    weights = open_weights(path)
+    assert f"{block}gate_up_proj" not in weights
+    for expert, (half, name) in itertools.product(range(6), enumerate(("gate_proj", "up_proj"))):
+        matrix = stored[f"{block}gate_up_proj"][expert][:, half::2].T
+        assert weights.shape(f"{block}{expert}.{name}.weight") == matrix.shape == (128, 64)
+        np.testing.assert_array_equal(weights[f"{block}{expert}.{name}.weight"], matrix)
+        bias = stored[f"{block}gate_up_proj_bias"][expert, half::2]
+        np.testing.assert_array_equal(weights.take(f"{block}{expert}.{name}.bias", (128,)), bias)
+    np.testing.assert_array_equal(weights[f"{block}5.down_proj.weight"], stored[f"{block}down_proj"][5].T)
+    packed, meant = map(open_weights, to_stacked_mxfp4(path))
+    assert set(packed) == set(meant) == set(weights)
+    packed.check_types()
+    for name, matrix in meant.items():
+        np.testing.assert_array_equal(packed[name], matrix)
+        if packed.format(name) is not None:
+            np.testing.assert_array_equal(packed.take_quantized(name, matrix.shape).dequantize(), matrix)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "words"),
+    [
+        ("_scales", lambda scales: scales[:, :7], r"scales has the shape \(.*\), not \(128, 2\)"),
+        ("_blocks", lambda blocks: blocks[..., :8], r"has the shape \(128, 2, 8\) of an expert, not"),
+        ("_scales", None, "gate_up_proj_scales: the tensor is missing"),
+        ("_blocks", lambda blocks: np.zeros((4097, 1, 1, 16), np.uint8), "stacks 4097 experts, more than 4096"),
+    ],
+    ids=["scales", "blocks", "missing", "many"],
+)
+def test_damaged_stacks_of_mxfp4(tmp_path: Path, part: str, change: Any, words: str) -> None:
+    path, _ = to_stacked_mxfp4(make_checkpoint(tmp_path / "model", "gpt_oss", layers=1, tied=False))
+    with safe_open(path / "model.safetensors", "np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    name = f"model.layers.0.mlp.experts.gate_up_proj{part}"
+    changed = tensors.pop(name)
+    if change is not None:
+        tensors[name] = np.ascontiguousarray(change(changed))
+    write_safetensors(path / "model.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=words):
+        open_weights(path)["model.layers.0.mlp.experts.5.gate_proj.weight"]
 
 
 def test_what_is_no_stack_keeps_its_name() -> None:

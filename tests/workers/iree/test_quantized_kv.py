@@ -12,6 +12,7 @@ from tests.checkpoints import make_checkpoint
 from tests.failure_gate import run_failure_gate
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
 from tests.workers.iree.conftest import Load, fetch_all
 from tests.workers.iree.cpus import skip_unless_possible
 from tests.workers.iree.test_gate import TOKENS, check_logits
@@ -23,7 +24,7 @@ from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.kv_memory import row_bytes
 from workers.iree.rows_format import rows_format
 from workers.iree.runner import IreeRunner
-from workers.precision import CpuTarget, Dtype, KvDtype
+from workers.precision import CpuTarget, Dtype, KvDtype, Quantize
 from workers.sampling.sample_spec import SampleSpec
 
 INT8: dict[str, Any] = {"kv_dtype": "int8"}
@@ -153,3 +154,14 @@ def test_heads_that_levels_of_4_bits_do_not_fill_are_refused(load: Load, tmp_pat
     path = make_checkpoint(tmp_path, "llama", head_dim=48)
     with pytest.raises(CheckpointError, match=r"head_dim: .*--kv-dtype int8"):
         load(path, **INT4)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("quantize", ["none", "int4"])
+def test_gate_with_attention_sinks_and_fp4(load: Load, tmp_path: Path, quantize: Quantize) -> None:
+    """gpt-oss in MXFP4, or quantized anew, with drafts and a quantized cache."""
+    made = make_checkpoint(tmp_path / "model", "gpt_oss", tied=False, head_dim=32, fields={"sliding_window": 9})
+    path, _ = to_stacked_mxfp4(made)
+    options = INT8 | {"dtype": "bfloat16", "quantize": quantize}
+    report = run_gate(lambda: load(path, **options), requests=16, max_tokens=40, speculates=True)
+    assert report.accepted > 1

@@ -164,15 +164,6 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, load: Load) -> None
         load(path)
 
 
-def test_attention_sinks_are_refused() -> None:
-    from workers.mlx.attention import FreshRows, LayerCache
-
-    rows = mx.zeros((1, 2, 1, 4))
-    fresh = FreshRows(LayerCache(0, [], mx.array([0]), cpu=True), rows)
-    with pytest.raises(NotImplementedError, match="sinks"):
-        ragged_attention(rows, fresh, fresh, None, 1.0, None, sinks=mx.zeros(2))
-
-
 def test_a_multiplier_is_not_rounded_to_the_type_of_the_weights() -> None:
     weights = mx.array(np.random.default_rng(2).standard_normal(400), mx.bfloat16)
     product = Multiplied(lambda x: x, 0.22)(weights)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
-from tests.workers.checkpoints.low_bits.low_bit_files import FORMATS, make_low_bits, served_weights
+from tests.workers.checkpoints.low_bits.low_bit_files import FORMATS, make_low_bits, served_weights, to_stacked_mxfp4
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import open_weights
 from workers.checkpoints.quantized_matrix import unpack_words
@@ -41,6 +41,16 @@ def test_plain_weights_give_the_same_logits(load: Load, tmp_path: Path, family: 
     path = make_checkpoint(tmp_path / "model", family, dtype=dtype, fields=fields)  # type: ignore[arg-type]
     file = make_gguf(path, tmp_path / "model.gguf", kind)
     np.testing.assert_array_equal(logits(load, file), logits(load, path))
+
+
+def test_gpt_oss_in_mxfp4_is_the_same_from_a_file(load: Load, tmp_path: Path) -> None:
+    path, plain = to_stacked_mxfp4(make_checkpoint(tmp_path / "model", "gpt_oss", tied=False))
+    file = make_gguf(plain, tmp_path / "model.gguf", lambda name: Type.MXFP4 if "_exps.weight" in name else Type.F32)
+    runner = load(file, dtype="float32")
+    assert runner.capabilities.quantization == "fp4"
+    assert runner.capabilities.weight_bytes == weight_bytes(open_weights(file), "float32", "none")
+    expected = logits(load, path, dtype="float32")
+    np.testing.assert_allclose(runner.logits(Chunk(0, PROMPT, 0, 0)), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.Q5_1], ids=lambda kind: kind.name)
@@ -84,12 +94,13 @@ def test_logits_are_those_of_the_served_weights(load: Load, tmp_path: Path, name
     weights = open_weights(path)
     runner = load(path, dtype="float32")
     assert runner.capabilities.weight_bytes == weight_bytes(weights, "float32", "none") == runner.memory()["weights"]
-    assert runner.capabilities.quantization == {"i": name[:4], "m": "int5"}.get(name[0], "int8")
+    assert runner.capabilities.quantization == {"i": name[:4], "m": "fp4"}.get(name[0], "int8")
     plain = make_checkpoint(tmp_path / "plain", family, tied=family == "llama", **options)
     write_safetensors(plain / "model.safetensors", served_weights(weights))
     expected = load(plain, dtype="float32").logits(Chunk(0, PROMPT, 0, 0))
     found = runner.logits(Chunk(0, PROMPT, 0, 0))
-    np.testing.assert_allclose(found, expected, atol=1e-4 * float(np.abs(expected).max()), rtol=0)
+    tolerance = 0.1 if name.startswith("nvfp4") else 1e-4  # which becomes int8
+    np.testing.assert_allclose(found, expected, atol=tolerance * float(np.abs(expected).max()), rtol=0)
 
 
 def test_a_checkpoint_is_quantized_anew(load: Load, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Quantized models on MLX: AWQ checkpoints, and matrices that are quantized while loading."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.quantized import requantize
+from tests.workers.mlx.alone.lone_checkpoints import make_lone_checkpoint
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.checkpoints.weight_size import weight_bytes
@@ -190,3 +192,59 @@ def test_bits_that_differ_by_module(load: Load, tmp_path: Path) -> None:
     assert runner.capabilities.quantization == "int3+int4+int5+int6+int8"
     found, expected = log_probabilities(runner), log_probabilities(load(plain, dtype="float32"))
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def microscaled(path: Path, mode: str, group: int, bits: int) -> tuple[Path, Path]:
+    """Quantize the layers' matrices of a plain checkpoint in one of MLX's modes, and the embedding in affine groups, as
+    mlx-lm saves them. Returns the path, and a plain checkpoint with the weights that they mean."""
+    plain = path.with_name("plain")
+    shutil.copytree(path, plain)
+    tensors, meant = {}, {}
+    stored: Any = mx.load(str(path / "model.safetensors"))
+    for name, tensor in stored.items():
+        quantized = tensor.ndim > 1 and not name.endswith(("bias", "router.weight", "lm_head.weight"))
+        if not quantized:
+            tensors[name] = meant[name] = np.array(tensor)
+            continue
+        how: Any = {"group_size": group, "bits": bits, "mode": mode}
+        if "embed" in name:
+            how = {"group_size": 32, "bits": 8, "mode": "affine"}
+        with mx.stream(mx.Device(mx.cpu)):
+            parts = mx.quantize(tensor, **how)
+            meant[name] = np.array(mx.dequantize(*parts, **how, dtype=mx.float32))
+        module = name.removesuffix(".weight")
+        tensors |= {f"{module}.{part}": np.array(value) for part, value in zip(PARTS, parts, strict=False)}
+    config = json.loads((path / "config.json").read_text())
+    embedding = {"model.embed_tokens": {"group_size": 32, "bits": 8}}
+    quantization = {"group_size": group, "bits": bits, "mode": mode, **embedding}
+    (path / "config.json").write_text(json.dumps(config | {"quantization": quantization}))
+    write_safetensors(path / "model.safetensors", tensors)
+    write_safetensors(plain / "model.safetensors", meant)
+    return path, plain
+
+
+@pytest.mark.parametrize(
+    ("family", "mode", "group", "bits"),
+    [("llama", "mxfp4", 32, 4), ("gpt_oss", "mxfp4", 32, 4), ("llama", "nvfp4", 16, 4), ("llama", "mxfp8", 32, 8)],
+    ids=["mxfp4", "mxfp4-experts", "nvfp4", "mxfp8"],
+)
+def test_modes_of_mlx(load: Load, tmp_path: Path, family: str, mode: str, group: int, bits: int) -> None:
+    """Both backends read such checkpoints: MLX multiplies by them as they are, IREE by FP4, or int8 in place of FP8."""
+    if family == "gpt_oss":
+        made = make_lone_checkpoint(tmp_path / "made", family)
+    else:
+        made = make_checkpoint(tmp_path / "made", tied=False)
+    path, plain = microscaled(made, mode, group, bits)
+    runner = load(path, dtype="float32")
+    weights = open_weights(path)
+    assert runner.capabilities.quantization == f"fp{bits}+int8"
+    assert runner.capabilities.weight_bytes == weight_bytes(weights, "float32", "none") == runner.memory()["weights"]
+    expected = load(plain, dtype="float32").logits(Chunk(0, TOKENS, 0, 0))
+    found = runner.logits(Chunk(0, TOKENS, 0, 0))
+    np.testing.assert_allclose(found, expected, atol=1e-4 * float(np.abs(expected).max()), rtol=0)
+    for name, matrix in open_weights(plain).items():
+        if weights.format(name) is None:
+            np.testing.assert_array_equal(weights[name], matrix)
+            continue
+        served = weights.take_quantized(name, matrix.shape).dequantize()
+        np.testing.assert_allclose(served, matrix, rtol=1e-6, atol=0.02 * np.abs(matrix).max() if bits == 8 else 1e-6)

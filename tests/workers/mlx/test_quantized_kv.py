@@ -10,6 +10,7 @@ from tests.checkpoints import make_checkpoint
 from tests.failure_gate import run_failure_gate
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
 from tests.workers.mlx.conftest import Load, load_runner
 from tests.workers.rows_gate import run_rows_gate
 from tests.workers.tier_gate import run_tier_gate
@@ -96,3 +97,13 @@ def test_logits_are_close_to_those_of_a_plain_cache(path: Path, load: Load, kind
     plain, small = (load(path, kv_dtype=each).logits(Chunk(0, PROMPT, 0, 0)) for each in ("auto", kind))
     error = (small - plain).std() / plain.std()
     assert 0 < error < most
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gate_with_attention_sinks_and_fp4(tmp_path: Path, dtype: Any) -> None:
+    """gpt-oss in MXFP4, with drafts and a quantized cache."""
+    path, _ = to_stacked_mxfp4(make_checkpoint(tmp_path / "model", "gpt_oss", tied=False, fields={"sliding_window": 9}))
+    options: Any = {"kv_dtype": "int8", "dtype": dtype, "slots": 6, "context": 96}
+    report = run_gate(lambda: load_runner(path, **options), longest=40, requests=16, max_tokens=30, speculates=True)
+    assert report.accepted > 1

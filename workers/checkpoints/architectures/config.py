@@ -128,6 +128,9 @@ class ModelConfig:
     """The shapes of keys and values that layers choose from; empty is one, of `kv_heads` and `head_dim`."""
     window_ring: bool = False
     """Layers that attend within a window keep no earlier rows (docs/adr/0130)."""
+    sinks: bool = False
+    """The softmax of each query head has a learned logit more, without a value
+    (https://arxiv.org/abs/2309.17453)."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -350,6 +353,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         mamba=read_mamba(fields, plan),
         attention_gate=family.attention_gate,
         other_tensors=family.other_tensors,
+        sinks=family.sinks,
     )
 
 
@@ -494,7 +498,10 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
         normalize = fields.flag("norm_topk_prob", False)
     ffn, router = fields.integer(family.expert_ffn), family.read_router(fields)
     _check_groups(fields, router, count, chosen)
-    return Experts(count, chosen, ffn, normalize, _shared_width(fields, family, ffn), family.shared_gate, router)
+    shared = _shared_width(fields, family, ffn)
+    return Experts(
+        count, chosen, ffn, normalize, shared, family.shared_gate, router=router, biases=family.expert_biases
+    )
 
 
 def _check_groups(fields: Fields, router: ExpertRouter, count: int, chosen: int) -> None:

@@ -12,6 +12,7 @@ from workers.checkpoints.architectures.family import (
     from_max_window_layers,
     without_positions,
 )
+from workers.checkpoints.architectures.gpt_oss_family import GPT_OSS
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
 from workers.checkpoints.architectures.mamba_families import MAMBAS
 from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTRAL_EXPERTS, MIXTURES, MULTIPLIERS
@@ -159,6 +160,7 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     **MIXTURES,
+    **GPT_OSS,
     **DENSE,
     **HYBRIDS,
     **MAMBAS,

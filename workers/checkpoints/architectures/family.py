@@ -48,6 +48,8 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "rope_interleaved": 0,
     "rotary_pct": 1,
     "scale_emb": 1,
+    "swiglu_alpha": 0,
+    "swiglu_limit": 0,
     "use_bidirectional_attention": 0,
     "use_mrope": 0,
     "use_qk_norm": 0,
@@ -64,6 +66,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu": "gelu",
     "relu2": "relu2",
+    "clamped_swiglu": "clamped_swiglu",
 }
 """The activations by their names in config.json."""
 
@@ -179,6 +182,10 @@ class Family:
     `mlp_only_layers` decide."""
     mtp: MtpNames | None = None
     """The names of the heads for multi-token prediction that checkpoints may have."""
+    expert_biases: bool = False
+    """The router and the experts have biases."""
+    sinks: bool = False
+    """The softmax of attention has a learned logit more for each query head."""
     reads: frozenset[str] = frozenset()
     """The fields of `NEUTRAL` that the family has."""
     field_names: Mapping[str, str] = field(default_factory=dict)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu2"]
-"""GELU by tanh or by the error function; "relu2" is the square of ReLU."""
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu"]
+"""GELU by tanh or by the error function; "relu2" is the square of ReLU. "clamped_swiglu" is gpt-oss' GLU
+(up + 1) * gate * sigmoid(1.702 * gate), of gates up to 7 and ups from -7 to 7."""
 NormKind = Literal["rms", "layer"]
 """RMS norm, or LayerNorm, which subtracts the mean (https://arxiv.org/abs/1607.06450)."""
 HeadNorm = Literal["each", "own", "all"]
@@ -81,6 +82,8 @@ class Names:
     norm: str = "model.norm"
     """The norm of the last hidden rows."""
     head: str = "lm_head"
+    sinks: str = "self_attn.sinks"
+    """The logits of attention sinks, one for each query head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,8 @@ class Experts:
     shared_gate: bool = False
     """The shared expert's rows are multiplied by the sigmoid of a projection of the row."""
     router: ExpertRouter = ExpertRouter()
+    biases: bool = False
+    """The router and both matrices of each expert have biases."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ def _attention(config: ModelConfig, number: int) -> Iterator[Tensor]:
     yield Tensor("o", ((f"{names.o}.weight", (hidden, config.heads * shape.value_width)),))
     if config.o_bias:
         yield Tensor("o_bias", ((f"{names.o}.bias", (hidden,)),))
+    if config.sinks:
+        yield Tensor("sinks", ((names.sinks, (config.heads,)),))
 
 
 def _convolution(config: ModelConfig) -> Iterator[Tensor]:
@@ -232,9 +234,14 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
     yield Tensor("router", ((f"{names.router}.weight", (experts.count, hidden)),))
     if experts.router.bias:
         shape = (1, experts.count) if names.router_bias_row else (experts.count,)
-        yield Tensor("router_bias", ((names.router_bias, shape),), flat=True)
+        yield Tensor("router_correction", ((names.router_bias, shape),), flat=True)
     yield Tensor("experts_gate_up", tuple(up))
     yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (hidden, experts.ffn)) for e in every))
+    if experts.biases:
+        up_biases = ((name.format(e) + ".bias", (experts.ffn,)) for e in every for name in (names.gate, names.up))
+        yield Tensor("router_bias", ((f"{names.router}.bias", (experts.count,)),))
+        yield Tensor("experts_gate_up_bias", tuple(up_biases))
+        yield Tensor("experts_down_bias", tuple((names.down.format(e) + ".bias", (hidden,)) for e in every))
     if not experts.shared_ffn:
         return
     both = _stacked(names.shared_gate_up, (experts.shared_ffn, experts.shared_ffn))

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.gguf.tensor_types import EVEN, GROUP, TensorType
+from workers.checkpoints.low_bits.codes import from_e8m0
+from workers.checkpoints.low_bits.fp4_layouts import LEVELS
 from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, quantize
 
 PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
@@ -134,6 +136,11 @@ def _q5_k(blocks: Blocks) -> Parts:
     return _pairs(blocks[:, 48:]) | (bits << np.uint8(4)).reshape(len(blocks), -1), *_super_scales(blocks)
 
 
+def _mxfp4(blocks: Blocks) -> Parts:
+    """A power of two (E8M0) and the codes of FP4."""
+    return LEVELS[_nibbles(blocks[:, 1:])], from_e8m0(blocks[:, :1]) / np.float32(2), None
+
+
 UNPACK = {
     "Q8_0": _q8_0,
     "Q4_0": _q4_0,
@@ -142,4 +149,5 @@ UNPACK = {
     "Q5_1": _q5_1,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
+    "MXFP4": _mxfp4,
 }

@@ -179,7 +179,7 @@ class GgufWeights(Weights):
         return frozenset(found)
 
     def _format(self, tensor: TensorPlace, module: str) -> GroupFormat | None:
-        matrix = len(tensor.shape) > 1 and module not in self._architecture.precise
+        matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight") and module not in self._architecture.precise
         if not self._packed or not matrix:
             return None
         return EVEN if tensor.name in self._even else tensor.type.format
@@ -198,8 +198,8 @@ class GgufWeights(Weights):
 
     def widths(self) -> str:
         """Name of the widths of the quantized matrices: `int4`, or `int4+int8`; empty for none."""
-        bits = {source.format.bits for source in self._sources.values() if source.format is not None}
-        return "+".join(f"int{each}" for each in sorted(bits))
+        formats = {source.format for source in self._sources.values() if source.format is not None}
+        return "+".join(sorted({each.width for each in formats}))
 
     def inexact(self) -> list[str]:
         """The tensor types whose matrices are quantized anew."""
@@ -243,7 +243,10 @@ class GgufWeights(Weights):
             raise KeyError(name)
         self._check_shape(name, source.shape, shape)
         outputs, inputs = source.stored
-        matrix = quantized_matrix(self._blocks(source), source.tensor.type, (outputs, inputs), source.format)
+        try:
+            matrix = quantized_matrix(self._blocks(source), source.tensor.type, (outputs, inputs), source.format)
+        except ValueError as error:
+            raise self._model.error(source.tensor.name, f"bad quantized tensor: {error}") from error
         return source.order.restore_quantized(matrix)
 
     def _has_taps(self, source: _TensorSource) -> bool:

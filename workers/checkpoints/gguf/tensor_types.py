@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from workers.checkpoints.low_bits.fp4_layouts import fp4_format
 from workers.checkpoints.quantized_matrix import GroupFormat
 
 GROUP = 32
@@ -52,7 +53,7 @@ TYPES: Mapping[int, TensorType] = {
     29: TensorType("IQ1_M", 256, 56, EVEN, exact=False),
     34: TensorType("TQ1_0", 256, 54, EVEN, exact=False),
     35: TensorType("TQ2_0", 256, 66, EVEN, exact=False),
-    39: TensorType("MXFP4", 32, 17, EVEN, exact=False),
+    39: TensorType("MXFP4", 32, 17, fp4_format(GROUP, "bfloat16")),
 }
 """The types by ggml's numbers. Q2_K, Q3_K and Q6_K have a scale for 16 weights, others have levels that are not evenly
 spaced or one scale for 256: they have no form in groups of 32 levels."""

@@ -1,4 +1,4 @@
-"""Quantization in config.json by FP8, compressed-tensors, ModelOpt and bitsandbytes: the layouts that it means.
+"""Quantization in config.json by FP8, MXFP4, compressed-tensors, ModelOpt and bitsandbytes: the layouts that it means.
 
 Only weights are quantized here. What these schemes say of activations is not followed: rows keep the model's type, or
 the integers of Baton's own kernels, which are finer than FP8. A scheme for the KV cache is not followed either:
@@ -12,7 +12,13 @@ from typing import Any
 
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.low_bits.bitsandbytes_layout import Table4Layout
-from workers.checkpoints.low_bits.fp4_layouts import MX_GROUP, NV_GROUP, Mxfp4Layout, Nvfp4Layout
+from workers.checkpoints.low_bits.fp4_layouts import (
+    MX_GROUP,
+    NV_GROUP,
+    Mxfp4Layout,
+    Nvfp4Layout,
+    StackedMxfp4Layout,
+)
 from workers.checkpoints.low_bits.fp8_layout import Fp8Layout
 from workers.checkpoints.low_bits.integer_layouts import Int8RowsLayout, IntegerLayout
 from workers.checkpoints.low_bits.layout import LowBitLayout, Shape
@@ -202,5 +208,6 @@ METHODS: Mapping[str, Callable[[_Plan], LowBits]] = {
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": lambda plan: LowBits("mxfp4", [StackedMxfp4Layout()]),
 }
 """Readers of `quantization_config`, by its `quant_method`."""

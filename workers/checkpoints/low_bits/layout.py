@@ -58,6 +58,11 @@ class LowBitLayout(ABC):
         return ()
 
     @property
+    def stacked(self) -> bool:
+        """Return True if the tensors are stacks of all experts."""
+        return False
+
+    @property
     def exact(self) -> bool:
         """Return True if the served format has the same weights as the checkpoint."""
         return False

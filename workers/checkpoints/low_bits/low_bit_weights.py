@@ -9,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.wrapper import Wrapper
+from workers.checkpoints.expert_stacks import MAX_EXPERTS, ExpertMatrix, StackLayout, unstacked
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.low_bits.config import IGNORED, LowBits
-from workers.checkpoints.low_bits.layout import LowBitLayout, Parts, Shape
+from workers.checkpoints.low_bits.fp4_layouts import MX_GROUP
+from workers.checkpoints.low_bits.layout import GROUPS, LowBitLayout, Parts, Shape
 from workers.checkpoints.low_bits.raw_tensors import RawTensors
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized
-from workers.checkpoints.weights import FLOATS, SCALES, SafetensorsWeights
+from workers.checkpoints.weights import FLOATS, SCALES, SafetensorsWeights, Weights
 from workers.precision import Quantize
 
 T = TypeVar("T")
@@ -37,22 +39,29 @@ class _LowBitMatrix:
 
     layout: LowBitLayout
     module: str
-    """The name without `.weight`."""
+    """The name without `.weight`; of a stack that without the ending."""
+    place: ExpertMatrix | None = None
+    """The place in a stack of experts."""
 
 
 class LowBitWeights(SafetensorsWeights):
     """The tensors of a directory; a quantized matrix is there under its `.weight` name, dequantized to float32.
 
-    Matrices with a `format` are served as integers: the same weights where the layout is `exact`, else quantized anew
-    to int8.
+    Matrices with a `format` are served as integers or FP4: the same weights where the layout is `exact`, else quantized
+    anew to int8.
     """
 
     def __init__(
-        self, directory: Path, scheme: LowBits, quantize: Quantize = "none", wrapper: Wrapper | None = None
+        self,
+        directory: Path,
+        scheme: LowBits,
+        quantize: Quantize = "none",
+        wrapper: Wrapper | None = None,
+        stacks: StackLayout = "halves",
     ) -> None:
         """With `quantize` no matrix has a format: a backend quantizes them anew. Raises `CheckpointError` for a matrix
         whose scales are missing."""
-        super().__init__(directory, None, wrapper)
+        super().__init__(directory, None, wrapper, stacks)
         self.scheme = scheme
         self._packed = quantize == "none"
         self._raw = RawTensors()
@@ -75,7 +84,15 @@ class LowBitWeights(SafetensorsWeights):
             if layout is None:
                 missing = next(module + part for part in layouts[0].required if module + part not in self._where)
                 raise CheckpointError(self._where[stored], missing, f"the tensor is missing, which {stored} needs")
-            yield f"{module}.weight", _LowBitMatrix(layout, module)
+            if not layout.stacked:
+                yield f"{module}.weight", _LowBitMatrix(layout, module)
+                continue
+            experts = self._header(stored)[1][0]
+            if experts > MAX_EXPERTS:
+                problem = f"stacks {experts} experts, more than {MAX_EXPERTS}"
+                raise CheckpointError(self._where[stored], stored, problem)
+            for name, place in unstacked(stored, experts, self._stacks):
+                yield name, _LowBitMatrix(layout, module, place)
 
     def _types_of(self, matrix: _LowBitMatrix) -> dict[str, tuple[str, ...]]:
         """Return the types that the tensors of a matrix may have, by their endings."""
@@ -87,13 +104,13 @@ class LowBitWeights(SafetensorsWeights):
         """Read the tensors of a matrix, or those with these endings."""
         types = self._types_of(matrix)
         chosen = types if endings is None else {part: types[part] for part in endings}
-        return {part: self._read_part(matrix.module + part, kinds) for part, kinds in chosen.items()}
+        return {part: self._read_part(matrix.module + part, kinds, matrix.place) for part, kinds in chosen.items()}
 
-    def _read_part(self, name: str, types: tuple[str, ...]) -> NDArray[Any]:
+    def _read_part(self, name: str, types: tuple[str, ...], place: ExpertMatrix | None) -> NDArray[Any]:
         kind = self._part_type(name, types)
         if kind in BYTES:
             return self._raw.read(self._where[name], self._stored.get(name, name))
-        return self._read(name, types={**FLOATS, **OTHER_TYPES})
+        return self._read(name, place, {**FLOATS, **OTHER_TYPES})
 
     def _part_type(self, name: str, types: tuple[str, ...]) -> str:
         """Return the type of a part, by safetensors' name. Raises `CheckpointError` unless it is one of `types`."""
@@ -123,6 +140,8 @@ class LowBitWeights(SafetensorsWeights):
 
     def _shape_of(self, name: str, matrix: _LowBitMatrix) -> Shape:
         codes = self._header(matrix.module + matrix.layout.codes)[1]
+        if matrix.place is not None:
+            codes = matrix.place.shape(codes)
         return self._named(name, lambda: matrix.layout.shape(codes, self._parts_of(matrix, matrix.layout.stated)))
 
     def _named(self, name: str, compute: Callable[[], T]) -> T:
@@ -137,8 +156,9 @@ class LowBitWeights(SafetensorsWeights):
     def check_types(self, unread: Callable[[str], bool] = lambda name: False) -> None:
         for name in self._names:
             if (matrix := self._matrices.get(name)) is None:
+                stored = self._stored_matrices.get(name)
                 if not unread(name):
-                    self._check_type(name, FLOATS)
+                    self._check_type(name if stored is None else stored.tensor, FLOATS)
                 continue
             for part, types in self._types_of(matrix).items():
                 self._part_type(matrix.module + part, types)
@@ -152,16 +172,42 @@ class LowBitWeights(SafetensorsWeights):
         self._check_shape(name, own, shape)
         return self._named(name, lambda: matrix.layout.quantized(self._parts_of(matrix), own, format))
 
-    def widths(self) -> str:
-        """Name of the widths of the served matrices: `int4`, or `int4+int8`; empty for none."""
-        bits = {format.bits for name in self._matrices if (format := self.format(name)) is not None}
-        return "+".join(f"int{each}" for each in sorted(bits))
+    def mlx_bits(self, name: str) -> float | None:
+        format = self.format(name)
+        if format is not None and made_int8_by_mlx(format):
+            return 8 + 2 * 32 / mlx_int8(self.shape(name)[1]).group  # a scale and a bias in float32
+        return Weights.mlx_bits(self, name)
+
+    def widths(self, *, mlx: bool = False) -> str:
+        """Name of the widths of the served matrices: `int4`, or `fp4+int8`; empty for none. `mlx`: as that backend
+        serves them, which has FP4 in groups of 32 alone."""
+        formats = [format for name in self._matrices if (format := self.format(name)) is not None]
+        return "+".join(sorted({"int8" if mlx and made_int8_by_mlx(each) else each.width for each in formats}))
 
     def kinds(self) -> list[str]:
         """Names of the layouts of the matrices."""
         return sorted({matrix.layout.name for matrix in self._matrices.values()})
 
-    def inexact(self) -> list[str]:
-        """Names of the layouts whose matrices are quantized anew."""
-        layouts = {matrix.layout for name, matrix in self._matrices.items() if self.format(name) is not None}
-        return sorted({layout.name for layout in layouts if not layout.exact})
+    def inexact(self, *, mlx: bool = False) -> list[str]:
+        """Names of the layouts whose matrices are quantized anew; `mlx` as above."""
+        formats = {matrix.layout: self.format(name) for name, matrix in self._matrices.items()}
+        return sorted(
+            {
+                layout.name
+                for layout, format in formats.items()
+                if format is not None and not (layout.exact and not (mlx and made_int8_by_mlx(format)))
+            }
+        )
+
+
+def mlx_int8(inputs: int) -> GroupFormat:
+    """Return the format of matrices that MLX gets in 8 bits. Raises ValueError for inputs that are no whole groups."""
+    group = next((group for group in GROUPS if inputs % group == 0), None)
+    if group is None:
+        raise ValueError(f"{inputs} inputs are no whole groups of {GROUPS[-1]}")
+    return GroupFormat(8, group, "middle", "float32")
+
+
+def made_int8_by_mlx(format: GroupFormat) -> bool:
+    """Return whether MLX cannot multiply by a format: FP4 whose scales are no powers of two."""
+    return format.e2m1 and format.group != MX_GROUP

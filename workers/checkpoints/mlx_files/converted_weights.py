@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.wrapper import Wrapper
+from workers.checkpoints.expert_stacks import StackLayout
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.weights import SafetensorsWeights
 
@@ -31,8 +32,14 @@ NORMS = (
 class ConvertedWeights(SafetensorsWeights):
     """The tensors of a checkpoint of mlx-lm, or of another one, which is left as it is."""
 
-    def __init__(self, directory: Path, quantization: Quantization | None, wrapper: Wrapper | None = None) -> None:
-        super().__init__(directory, quantization, wrapper)
+    def __init__(
+        self,
+        directory: Path,
+        quantization: Quantization | None,
+        wrapper: Wrapper | None = None,
+        stacks: StackLayout = "halves",
+    ) -> None:
+        super().__init__(directory, quantization, wrapper, stacks)
         self._swapped = frozenset(self._find_swapped())
         self._shifted = any(name.endswith(DELTA) for name in self._swapped)
 

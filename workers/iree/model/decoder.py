@@ -22,6 +22,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import CacheLayout, KvLayout, replaced
 from workers.iree.model.ops import (
     DenseWeights,
+    ExpertBiases,
     LayerNormWeights,
     LayerState,
     MambaWeights,
@@ -172,8 +173,8 @@ def layer_of(
     """Compute a layer, by one kernel if there is one."""
     fused = None
     layer, shape = config.plan[number], config.kv_shape(number)
-    plain = layer.mlp and not (config.mlp_bias or config.parallel or config.attention_gate or layer.experts)
-    plain = plain and layer.kv_source is None and shape.key_width == shape.value_width
+    other = config.mlp_bias or config.parallel or config.attention_gate or config.sinks or layer.experts
+    plain = layer.mlp and not other and layer.kv_source is None and shape.key_width == shape.value_width
     if plain and config.gated and not isinstance(following, LayerNormWeights):
         dense = dense_weights(config, w, number, following)
         fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
@@ -278,7 +279,7 @@ def unfused_layer(
     name, live = f"{number}.", step.live
     qkv, gate = projected(config, ops, w, number, h, live)
     q, kv = ops.rope_and_cache(qkv, angles, head_norms(config, w, name), kv, cache, number, config, step)
-    mixed = ops.attend(q, kv, cache, number, config, step)
+    mixed = ops.attend(q, kv, cache, number, config, step, w.get(name + "sinks"))
     if gate is not None:
         mixed = ops.output_gate(mixed, gate, live)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
@@ -396,8 +397,8 @@ def mlp(
     """Return what the MLP adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts:
         router, up, down = (w[name + part] for part in EXPERTS)
-        shared, bias = shared_expert(config, ops, w, name, h, live), w.get(name + "router_bias")
-        return ops.experts(h, router, up, down, config, live, *shared, bias)
+        shared, bias = shared_expert(config, ops, w, name, h, live), w.get(name + "router_correction")
+        return ops.experts(h, router, up, down, config, live, *shared, bias, expert_biases(config, w, name))
     down, up_name = w[name + "down"], name + ("gate_up" if config.gated else "up")
     if config.gated and not config.mlp_bias:
         return ops.mlp(h, w[up_name], down, config.hidden_size, config.ffn, config.activation, live)
@@ -405,6 +406,13 @@ def mlp(
     up = ops.linear(h, w[up_name], width, w.get(up_name + "_bias"), live)
     activated = ops.activate(up, config.activation, gated=config.gated, live=live)
     return ops.linear(activated, down, config.hidden_size, w.get(name + "down_bias"), live)
+
+
+def expert_biases(config: ModelConfig, w: Parameters, name: str) -> ExpertBiases | None:
+    """Return the biases of the mixture of experts of the layer `name`; None where a model has none."""
+    if config.experts is None or not config.experts.biases:
+        return None
+    return ExpertBiases(*(w[f"{name}{part}_bias"] for part in EXPERTS))
 
 
 def shared_expert(

@@ -73,6 +73,18 @@ class DenseWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertBiases:
+    """The biases of a mixture of experts, float32, those of all experts one after the other."""
+
+    router: jax.Array
+    """[count]."""
+    up: jax.Array
+    """[count * 2 * ffn], of each expert those of the gate first."""
+    down: jax.Array
+    """[count * hidden]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Recurrence:
     """The recurrent states, float32 [states, values], and where the state of a layer begins in each.
 
@@ -204,6 +216,7 @@ class Ops(Protocol):
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
         bias: jax.Array | None = None,
+        biases: ExpertBiases | None = None,
     ) -> jax.Array:
         """Return what a mixture of experts adds to the rows of an operand: float32 [rows, hidden]. `up` and `down` are
         those of all experts, one after the other. `shared` is what the shared expert computes, float32 [rows, hidden],
@@ -227,10 +240,17 @@ class Ops(Protocol):
         """
 
     def attend(
-        self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
+        self,
+        q: jax.Array,
+        kv: jax.Array,
+        cache: KvLayout,
+        layer: int,
+        config: ModelConfig,
+        step: StepRows,
+        sinks: jax.Array | None = None,
     ) -> jax.Array:
         """Attend from queries to the layer's array of the cache, within its window -> an operand of width heads *
-        lanes of a value."""
+        lanes of a value. `sinks` are logits, float32 [heads], that take part in the sum of a head's softmax."""
 
     def convolution(
         self, x: jax.Array, taps: Taps, recurrence: Recurrence, step: StepRows, *, gated: bool

@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
-from workers.iree.model.ops import DenseWeights, LayerNormWeights, LayerState, NormWeights, RopeAngles, Shape, StepRows
+from workers.iree.model.ops import (
+    DenseWeights,
+    ExpertBiases,
+    LayerNormWeights,
+    LayerState,
+    NormWeights,
+    RopeAngles,
+    Shape,
+    StepRows,
+)
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
 from workers.iree.model.plain_recurrence import PlainRecurrence
 from workers.precision import MIN_TOP, SCALE_BYTES, max_level
@@ -132,6 +141,7 @@ class PlainOps(PlainRecurrence):
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
         bias: jax.Array | None = None,
+        biases: ExpertBiases | None = None,
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 
@@ -197,7 +207,14 @@ class PlainOps(PlainRecurrence):
         return jnp.concatenate([levels, scales], -1).reshape(-1, cache.row_width)
 
     def attend(
-        self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
+        self,
+        q: jax.Array,
+        kv: jax.Array,
+        cache: KvLayout,
+        layer: int,
+        config: ModelConfig,
+        step: StepRows,
+        sinks: jax.Array | None = None,
     ) -> jax.Array:
         batch, tokens = step.rows.shape
         group = config.heads // cache.heads
@@ -231,8 +248,14 @@ class PlainOps(PlainRecurrence):
         if window is not None:
             seen = seen & (at > last - window)
         score = jnp.where(seen, score, NEGATIVE)
-        weight = jnp.exp(score - jnp.max(score, -1, keepdims=True))
+        top = jnp.max(score, -1, keepdims=True)
+        if sinks is not None:  # rows are tokens of a KV head's queries
+            sink = jnp.tile(sinks.reshape(cache.heads, 1, group), (1, tokens, 1)).reshape(1, cache.heads, -1, 1)
+            top = jnp.maximum(top, sink)
+        weight = jnp.exp(score - top)
         mass = jnp.sum(weight, -1)
+        if sinks is not None:
+            mass = mass + jnp.exp(sink - top)[..., 0]
         if scales is not None:
             weight = jnp.where(seen, weight * scales[1], 0)
         # Weights times small scales are below the smallest numbers of float16.

@@ -67,8 +67,8 @@ def stored_parameters(config: ModelConfig, ops: Ops, weights: Weights, kind: Qua
 
 
 def quantization_of(stored: Sequence[Stored]) -> str:
-    """Return the types of the quantized matrices: "int8", "int4", "int4+int8" for both, empty for none."""
-    return "+".join(sorted({f"int{each.packing.format.bits}" for each in stored if each.packing is not None}))
+    """Return the types of the quantized matrices: "int8", "int4", "fp4", "int4+int8" for both, empty for none."""
+    return "+".join(sorted({each.packing.format.width for each in stored if each.packing is not None}))
 
 
 def pack_parameter(stored: Stored, weights: Weights, ops: Ops) -> NDArray[Any]:

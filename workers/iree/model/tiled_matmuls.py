@@ -23,6 +23,7 @@ from workers.iree.kernels.moe.router import route
 from workers.iree.kernels.moe.routing import Mixture, group
 from workers.iree.kernels.rowwise.glu import glu
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
+from workers.iree.model.ops import ExpertBiases
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
 
 P = ParamSpec("P")
@@ -190,6 +191,7 @@ class TiledMatmuls:
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
         bias: jax.Array | None = None,
+        biases: ExpertBiases | None = None,
     ) -> jax.Array:
         m = _mixture_of(config, x.shape[0])
         names = [f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")]
@@ -199,11 +201,12 @@ class TiledMatmuls:
         self.add_kernel(grouped, group, m, live=live is not None)
         self.add_kernel(combined, combine, m, live=live is not None, shared=has[0], gate=has[1])
         per, lists = m.experts.per_token, tuple(numbers(size) for size in m.lists.values())
-        logits = self.linear(x, router, m.experts.count, None, live)
+        router_bias, up_bias, down_bias = (None,) * 3 if biases is None else (biases.router, biases.up, biases.down)
+        logits = self.linear(x, router, m.experts.count, router_bias, live)
         chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits, bias, live)
         groups = call(grouped, lists, chosen, live)
-        mixed = self._experts_up(m, x, up, groups, config.activation, live)
-        added = self._experts_down(m, mixed, down, groups, live)
+        mixed = self._experts_up(m, x, up, groups, config.activation, live, up_bias)
+        added = self._experts_down(m, mixed, down, groups, live, down_bias)
         out: jax.Array = call(combined, floats(m.rows, m.hidden), added, weights, shared, gate, live)
         return out
 
@@ -215,6 +218,7 @@ class TiledMatmuls:
         groups: list[jax.Array],
         activation: Activation,
         live: jax.Array | None,
+        bias: jax.Array | None,
     ) -> jax.Array:
         name, e, operands = self._expert_operands(f"baton_experts_up_{m.rows}", m, x, weight, live)
         if e is None:
@@ -222,11 +226,17 @@ class TiledMatmuls:
         else:
             self.add_kernel(name, quantized_experts_up, e, self.arithmetic, activation)
         result = words(m.pairs, row_stride(m.experts.ffn, self.arithmetic))
-        out: jax.Array = call(name, result, *operands, *groups)
+        out: jax.Array = call(name, result, *operands, *groups, bias)
         return out
 
     def _experts_down(
-        self, m: Mixture, x: jax.Array, weight: Weight, groups: list[jax.Array], live: jax.Array | None
+        self,
+        m: Mixture,
+        x: jax.Array,
+        weight: Weight,
+        groups: list[jax.Array],
+        live: jax.Array | None,
+        bias: jax.Array | None,
     ) -> jax.Array:
         live_pairs = None if live is None else live * m.experts.per_token
         name, e, operands = self._expert_operands(f"baton_experts_down_{m.rows}", m, x, weight, live_pairs)
@@ -234,7 +244,7 @@ class TiledMatmuls:
             self.add_kernel(name, experts_down, m, self.arithmetic, threads=self.threads)
         else:
             self.add_kernel(name, quantized_experts_down, e)
-        out: jax.Array = call(name, floats(m.pairs, m.hidden), *operands, *groups)
+        out: jax.Array = call(name, floats(m.pairs, m.hidden), *operands, *groups, bias)
         return out
 
     def _expert_operands(

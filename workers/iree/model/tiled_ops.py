@@ -176,26 +176,33 @@ class TiledOps(TiledRecurrence):
         return q, kv
 
     def attend(
-        self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
+        self,
+        q: jax.Array,
+        kv: jax.Array,
+        cache: KvLayout,
+        layer: int,
+        config: ModelConfig,
+        step: StepRows,
+        sinks: jax.Array | None = None,
     ) -> jax.Array:
         shape = self._attention_shape(cache, layer, config, step)
         kind, live = self._attention(shape, layer, config), step.live is not None
         name = named(f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}{cache.suffix}", live=step.live)
         result = words(q.shape[0], row_stride(shape.query_heads * shape.value_dim, self.arithmetic))
-        operands = (q, step.slots, step.rows, _layer_of(layer, cache, config), kv, step.live)
+        operands = (q, step.slots, step.rows, _layer_of(layer, cache, config), kv)
         if not kind.split:
             self.add_kernel(name, attention, kind, live=live)
-            out: jax.Array = call(name, result, *operands)
+            out: jax.Array = call(name, result, *operands, sinks, step.live)
             return out
         self.add_kernel(name + "_split", split_attention, kind, live=live)
         self.add_kernel(name + "_merge", merge_attention, kind, live=live)
-        partials = call(name + "_split", jax.ShapeDtypeStruct(kind.partials_shape, jnp.float32), *operands)
-        merged: jax.Array = call(name + "_merge", result, partials, step.rows, step.live)
+        partials = call(name + "_split", jax.ShapeDtypeStruct(kind.partials_shape, jnp.float32), *operands, step.live)
+        merged: jax.Array = call(name + "_merge", result, partials, step.rows, sinks, step.live)
         return merged
 
     def _attention(self, shape: AttentionShape, layer: int, config: ModelConfig) -> Attention:
         window, softcap = config.plan[layer].window or 0, config.attention_cap or 0.0
-        return Attention(shape, self.arithmetic, window, softcap, self.threads)
+        return Attention(shape, self.arithmetic, window, softcap, self.threads, config.sinks)
 
     def _rope_and_cache(self, shape: AttentionShape, layer: int, config: ModelConfig) -> RopeAndCache:
         values = None if self.padding is None else self.padding.head_of(config.plan[layer]).size

@@ -1,5 +1,6 @@
 """Replacements for parts of mlx-lm's models: attention over slots, no `mx.compile` on a CPU, less rounding."""
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +11,9 @@ from mlx_lm.models import base, gemma2, switch_layers
 
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.mlx.attention import FreshRows
+
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
+"""Constants of the activation of gpt-oss' experts."""
 
 
 def ragged_attention(
@@ -23,9 +27,7 @@ def ragged_attention(
 ) -> mx.array:
     """mlx-lm's `scaled_dot_product_attention`, extended to rows of several slots."""
     if isinstance(keys, FreshRows):
-        if sinks is not None:
-            raise NotImplementedError("attention sinks")
-        return keys.cache.attend(queries, keys.rows, values.rows, scale)
+        return keys.cache.attend(queries, keys.rows, values.rows, scale, sinks=sinks)
     output: mx.array = base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
     return output
 
@@ -58,6 +60,16 @@ def plain_precise_swiglu(hidden: mx.array, gate: mx.array, x: mx.array) -> mx.ar
     return (wide * mx.sigmoid(wide) * x.astype(mx.float32)).astype(hidden.dtype)
 
 
+def plain_clamped_swiglu() -> Callable[[mx.array, mx.array], mx.array]:
+    """Return the activation of gpt-oss' experts, mlx-lm's `SwigluOAI` without `mx.compile`."""
+
+    def activate(up: mx.array, gate: mx.array) -> mx.array:
+        gate, up = mx.minimum(gate, SWIGLU_LIMIT), mx.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT)
+        return (up + 1.0) * (gate * mx.sigmoid(SWIGLU_ALPHA * gate))
+
+    return activate
+
+
 class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
     """mlx-lm's `SwitchLinear` on a CPU, where MLX multiplies in float32 only: chosen experts of 16 bits are widened."""
 
@@ -66,23 +78,28 @@ class WidenedExperts(switch_layers.SwitchLinear):  # type: ignore[misc]
         if weight.dtype != mx.float32:
             chosen, places = np.unique(np.array(indices), return_inverse=True)
             weight = weight[mx.array(chosen)].astype(mx.float32)
-            indices = mx.array(places.reshape(indices.shape).astype(np.uint32))
+            rows = mx.array(places.reshape(indices.shape).astype(np.uint32))
+        else:
+            rows = indices
         out = mx.gather_mm(
-            x.astype(mx.float32), weight.swapaxes(-1, -2), rhs_indices=indices, sorted_indices=sorted_indices
+            x.astype(mx.float32), weight.swapaxes(-1, -2), rhs_indices=rows, sorted_indices=sorted_indices
         )
+        if "bias" in self:
+            out = out + mx.expand_dims(self.bias[indices], -2)
         return out.astype(x.dtype)
 
 
 class PlainExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
     """mlx-lm's `SwitchGLU` without `mx.compile`, for a CPU."""
 
-    def __init__(self, inputs: int, ffn: int, experts: int, bias: bool = False) -> None:
-        if bias:
-            raise ValueError("bias: experts with biases are not supported")
-        super().__init__(inputs, ffn, experts, activation=lambda up, gate: plain_swiglu(gate, up))
-        self.gate_proj = WidenedExperts(inputs, ffn, experts, bias=False)
-        self.up_proj = WidenedExperts(inputs, ffn, experts, bias=False)
-        self.down_proj = WidenedExperts(ffn, inputs, experts, bias=False)
+    def __init__(
+        self, input_dims: int, hidden_dims: int, num_experts: int, activation: Any = None, bias: bool = False
+    ) -> None:
+        activation = activation or (lambda up, gate: plain_swiglu(gate, up))
+        super().__init__(input_dims, hidden_dims, num_experts, activation=activation, bias=bias)
+        self.gate_proj = WidenedExperts(input_dims, hidden_dims, num_experts, bias=bias)
+        self.up_proj = WidenedExperts(input_dims, hidden_dims, num_experts, bias=bias)
+        self.down_proj = WidenedExperts(hidden_dims, input_dims, num_experts, bias=bias)
 
 
 class PlainGelu(gemma2.MLP):  # type: ignore[misc]
@@ -179,7 +196,7 @@ def cast_parameters(model: nn.Module, dtype: mx.Dtype) -> None:
     wide = {
         name: (module, module.scales.astype(mx.float32), module.biases.astype(mx.float32))
         for name, module in model.named_modules()
-        if "scales" in module and module.scales.dtype != dtype
+        if "biases" in module and module.scales.dtype != dtype
     }
     casts = getattr(model, "cast_predicate", lambda name: True)
 

@@ -109,7 +109,7 @@ ERNIE: dict[str, Any] = {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_num_
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: nan is not a number from"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype: 'float8_e4m3fn' is not supported"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quant_method: 'hqq' is not supported"),
-        ({"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp4"}}, "quantization.mode: 'mxfp4'"),
+        ({"quantization": {"group_size": 32, "bits": 4, "mode": "mxfp2"}}, "quantization.mode: 'mxfp2'"),
         ({"quantization": {"group_size": 64, "bits": 7}}, "quantization.bits: 7 is not supported"),
         ({"quantization": {"group_size": 7, "bits": 4}}, "quantization.group_size: 7"),
     ],

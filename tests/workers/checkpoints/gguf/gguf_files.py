@@ -28,6 +28,7 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
@@ -170,7 +171,7 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
     }
     if config["model_type"] == "granitemoehybrid":
         keys |= _mamba_keys(config)
-    elif config.get("layer_types"):
+    elif config.get("layer_types") and config["model_type"] != "gpt_oss":  # whose files state no pattern
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     if config["model_type"] in ("glm4_moe", "ernie4_5_moe"):
         keys |= _routed(config)
@@ -272,7 +273,7 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
                 f"{before}.experts.{part}.{end}" if family not in ("mixtral", "granitemoe") else merged, []
             ).append(values)
             continue
-        found[_name(names, name)] = values
+        found[_name(names, name) + ".weight" * name.endswith("sinks")] = values
     found |= {_name(names, name): np.stack(values) for name, values in stacks.items()}
     return found | _divisors(config)
 

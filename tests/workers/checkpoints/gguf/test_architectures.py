@@ -17,6 +17,7 @@ from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.architectures.tensors import check_tensors
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
 
+GPT_OSS = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "truncate": False}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5] * 4, "long_factor": [2.0, 3.5] * 4}
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "ernie4_5_moe": {"tied": True},
@@ -25,6 +26,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"fields": {"query_pre_attn_scalar": 16}},
     "gemma3_text": {"fields": {"query_pre_attn_scalar": 16}, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "glm4_moe": {"tied": False},
+    "gpt_oss": {"tied": False, "rope_scaling": GPT_OSS},
     "granite": {"attention_bias": True},
     "llama": {"tied": False, "attention_bias": True},
     "mistral": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}},

@@ -54,7 +54,7 @@ def test_a_matrix_has_the_weights_of_its_blocks(kind: TensorType) -> None:
     for format in dict.fromkeys((kind.format, EVEN)):
         matrix = quantized_matrix(blocks, kind, shape, format)
         assert matrix.format == format
-        assert (matrix.levels < 1 << format.bits).all()
+        assert (matrix.levels <= (2 * format.middle if format.e2m1 else (1 << format.bits) - 1)).all()
         found = matrix.dequantize()
         if kind.exact:
             # Sums of a product and a bias are rounded in another order.
@@ -115,3 +115,17 @@ def test_quantized_anew(checkpoint: Path, tmp_path: Path) -> None:
     assert not any(weights.format(name) for name in weights)
     sizes = {kind: estimate_weights(file, dtype="auto", quantize=kind) for kind in ("none", "int8", "int4")}
     assert sizes["int4"] < sizes["none"] == sizes["int8"]
+
+
+def test_a_scale_of_mxfp4_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "gpt_oss", layers=1, tied=False)
+    file = make_gguf(path, tmp_path / "model.gguf", lambda name: Type.MXFP4 if "_exps.weight" in name else Type.F32)
+    weights = open_weights(file)
+    name = "model.layers.0.mlp.experts.5.down_proj.weight"
+    np.testing.assert_array_equal(weights.take_quantized(name, (64, 128)).dequantize(), weights[name])
+    data = bytearray(file.read_bytes())
+    source = weights._sources[name]  # type: ignore[attr-defined]
+    data[data.index(weights._blocks(source).tobytes())] = 255  # type: ignore[attr-defined]
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"ffn_down_exps.weight: bad quantized tensor: has a scale that is NaN"):
+        open_weights(file).take_quantized(name, (64, 128))

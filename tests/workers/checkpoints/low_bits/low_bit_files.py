@@ -6,6 +6,7 @@ https://github.com/NVIDIA/Model-Optimizer, https://github.com/bitsandbytes-found
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.families import Tensors
@@ -216,6 +218,30 @@ def to_low_bits(
         path / "model.safetensors", {prefix + name: each for name, each in tensors.items()} | dict(others)
     )
     return path, meant
+
+
+def to_stacked_mxfp4(path: Path) -> tuple[Path, Path]:
+    """Quantize the experts of the plain gpt-oss checkpoint at `path`, as they are published: stacks [experts, outputs,
+    groups, 16]. Returns the path, and that of a plain checkpoint with the weights that they mean."""
+    plain = path.with_name(f"{path.name}-plain")
+    shutil.copytree(path, plain)
+    tensors: Tensors = {}
+    meant: Tensors = {}
+    for name, tensor in load_file(path / "model.safetensors").items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            tensors[name] = meant[name] = tensor
+            continue
+        count, inputs, outputs = tensor.shape
+        parts, weights = mxfp4(np.swapaxes(tensor, 1, 2).reshape(-1, inputs))
+        tensors[f"{name}_blocks"] = parts["weight_packed"].reshape(count, outputs, inputs // 32, 16)
+        tensors[f"{name}_scales"] = parts["weight_scale"].reshape(count, outputs, inputs // 32)
+        meant[name] = np.ascontiguousarray(np.swapaxes(weights.reshape(count, outputs, inputs), 1, 2))
+    plan = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": plan}))
+    write_safetensors(path / "model.safetensors", tensors)
+    write_safetensors(plain / "model.safetensors", meant)
+    return path, plain
 
 
 def make_low_bits(path: Path, name: str, family: str = "llama", **options: Any) -> Path:

@@ -96,7 +96,9 @@ def test_integer_dots_are_those_of_the_code(row: list[str]) -> None:
     assert (dot.lanes, dot.max_height) == (int(lanes), int(height))
     chosen = [choose_integer_dots(features) for features in ({"avx512vnni"}, {"avxvnni"}, {"avx2"}, *AARCH64, set())]
     for bits in (8, 4):
-        assert (dot in [dots.of(bits) for dots in chosen]) == (str(bits) in levels)
+        assert (dot in [dots.of(GroupFormat(bits, 64, "middle", "float16")) for dots in chosen]) == (
+            str(bits) in levels
+        )
 
 
 def shape(kv_heads: int, batch: int, tokens: int) -> AttentionShape:

@@ -57,7 +57,7 @@ def test_tokens_are_those_of_mlx_lm(tmp_path: Path, family: str) -> None:
 
 
 def test_weights_that_only_mlx_lm_reads_are_loaded(tmp_path: Path) -> None:
-    """A shard without an index, and a mode of quantization that models of several sequences do not have."""
+    """A shard without an index, and a mode of quantization."""
     path = make_lone_checkpoint(tmp_path, "mamba2")
     (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
     config = json.loads((path / "config.json").read_text())

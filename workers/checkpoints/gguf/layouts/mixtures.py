@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 
 from workers.checkpoints.gguf.keys import Keys
-from workers.checkpoints.gguf.layouts.architecture import ATTENTION, LLAMA, MLP, Architecture, Fields, read_experts
+from workers.checkpoints.gguf.layouts.architecture import (
+    ATTENTION,
+    LLAMA,
+    MLP,
+    Architecture,
+    Fields,
+    read_experts,
+    read_window,
+)
+from workers.checkpoints.gguf.rotary import YARN
 
 ROUTER_BIAS = "exp_probs_b.bias"
 """The bias of a router."""
@@ -25,6 +34,12 @@ SHARED_EXPERTS = QWEN3_EXPERTS | {
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+GPT_OSS = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    **{name: module for name, module in QWEN3_EXPERTS.items() if name.endswith("_exps")},
 }
 MIXTRAL_EXPERTS = {
     "ffn_gate_inp": "block_sparse_moe.gate",
@@ -84,6 +99,17 @@ def read_ernie_moe(keys: Keys, fields: Fields) -> None:
     }
 
 
+def read_gpt_oss(keys: Keys, fields: Fields) -> None:
+    """The ends of YaRN's ramp are whole lanes in llama.cpp, but not as the model was trained."""
+    read_window(keys, fields)
+    read_experts(keys, fields)
+    if keys.integer("expert_feed_forward_length", fields["intermediate_size"]) != fields["intermediate_size"]:
+        raise keys.error("expert_feed_forward_length", "is not feed_forward_length")
+    fields["attention_bias"] = True
+    if fields.get("rope_scaling", {}).get("rope_type") == YARN:
+        fields["rope_scaling"]["truncate"] = False
+
+
 MIXTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture("qwen2_moe", LLAMA | QWEN2_EXPERTS, read=read_qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", LLAMA | QWEN3_EXPERTS, read=read_qwen3_moe),
@@ -93,6 +119,7 @@ MIXTURES: Mapping[str, Architecture] = {
         read=read_ernie_moe,
         theta=500000.0,
     ),
+    "gpt-oss": Architecture("gpt_oss", ATTENTION | GPT_OSS, read=read_gpt_oss),
     "glm4moe": Architecture(
         "glm4_moe",
         ATTENTION

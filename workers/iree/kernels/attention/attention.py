@@ -5,6 +5,8 @@ in it. So a row's result depends on its own positions alone, whatever rows are c
 sums a block.
 """
 
+from dataclasses import replace
+
 from workers.iree.kernels.attention.item import AttentionInputs, AttentionItem, finish_row, reach, ring_block
 from workers.iree.kernels.attention.online_softmax import SoftmaxState
 from workers.iree.kernels.attention.shape import KV_BLOCK, Attention
@@ -19,17 +21,24 @@ from workers.iree.kernels.ir.value import Value
 
 def attention(name: str, kind: Attention, *, live: bool = False) -> str:
     """softmax(q k^T) v: packed words [batch * tokens, query_heads * head_dim / per_word] of scaled queries, slots int32
-    [batch], rows int32 [batch, tokens], the layer and their number int32 [2], cache (, live i32 [1]) -> packed words
-    [batch * tokens, row_stride] of width query_heads * value_dim, of which the first `live` rows are computed.
+    [batch], rows int32 [batch, tokens], the layer and their number int32 [2], cache (, sinks f32 [query_heads]) (, live
+    i32 [1]) -> packed words [batch * tokens, row_stride] of width query_heads * value_dim, of which the first `live`
+    rows are computed.
 
     A row sees the cache's rows up to its own. Weights are summed as they were rounded for the weighted sum.
     """
     kernel = Kernel(name, kind.partitions)
-    inputs, sequences = AttentionInputs.of(kind, kernel), _live_sequences(kernel, kind, live)
+    inputs = replace(AttentionInputs.of(kind, kernel), sinks=_sinks(kernel, kind))
+    sequences = _live_sequences(kernel, kind, live)
     rows, width = kind.shape.batch * kind.shape.tokens, kind.shape.query_heads * kind.shape.value_dim
     out = kernel.output("out", (rows, row_stride(width, kind.arithmetic)), "i32")
     write_attention(kernel.code, kernel.partition, kind, inputs, out, allocate_state(kernel.code, kind), sequences)
     return kernel.function()
+
+
+def _sinks(kernel: Kernel, kind: Attention) -> Memory | None:
+    """Take the logits of the sinks as a kernel's next operand, if attention has any."""
+    return kernel.input("sinks", (kind.shape.query_heads,), "f32") if kind.sinks else None
 
 
 def _live_sequences(kernel: Kernel, kind: Attention, live: bool) -> Value | None:
@@ -123,14 +132,15 @@ def write_split_attention(
 
 
 def merge_attention(name: str, kind: Attention, *, live: bool = False) -> str:
-    """The result of `split_attention`, rows int32 [batch, 1] (, live i32 [1]) -> the result of `attention`, bitwise
-    identical."""
+    """The result of `split_attention`, rows int32 [batch, 1] (, sinks f32 [query_heads]) (, live i32 [1]) -> the result
+    of `attention`, bitwise identical."""
     shape, kernel = kind.shape, Kernel(name, kind.merge_partitions)
     partials = kernel.input("partials", kind.partials_shape, "f32")
     rows = kernel.input("rows", (shape.batch, shape.tokens), "i32")
+    sinks = _sinks(kernel, kind)
     sequences = _live_sequences(kernel, kind, live)
     out = kernel.output("out", (shape.batch, row_stride(shape.query_heads * shape.value_dim, kind.arithmetic)), "i32")
-    write_merged_attention(kernel.code, kernel.partition, kind, partials, rows, out, sequences)
+    write_merged_attention(kernel.code, kernel.partition, kind, partials, rows, out, sequences, sinks)
     return kernel.function()
 
 
@@ -142,6 +152,7 @@ def write_merged_attention(
     rows: Memory,
     out: Memory,
     live: Value | None = None,
+    sinks: Memory | None = None,
 ) -> None:
     """Write a partition of `merge_attention`, as `write_attention` does."""
     shape = kind.shape
@@ -158,6 +169,6 @@ def write_merged_attention(
         start = SoftmaxState.empty(code, shape.value_dim).flat()
         state = code.loop(first // KV_BLOCK, last // KV_BLOCK + 1, start, merge)
         words = shape.value_dim // kind.arithmetic.per_word
-        finish_row(kind, SoftmaxState.of(state), out, sequence, row % shape.query_heads * words)
+        finish_row(kind, SoftmaxState.of(state), out, sequence, row % shape.query_heads * words, sinks)
 
     code.repeat(low, high, one)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.iree.kernels.attention.kv_block import KvBlock, QueryRow
-from workers.iree.kernels.attention.online_softmax import SoftmaxState
+from workers.iree.kernels.attention.online_softmax import SoftmaxState, with_sink
 from workers.iree.kernels.attention.shape import KV_BLOCK, Attention
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
@@ -24,6 +24,8 @@ class AttentionInputs:
     layer: Memory
     cache: Memory
     """As one dimension."""
+    sinks: Memory | None = None
+    """The logits of the sinks, f32 [query_heads], if there are any."""
 
     @classmethod
     def of(cls, kind: Attention, kernel: Kernel) -> "AttentionInputs":
@@ -94,7 +96,7 @@ class AttentionItem:
             if shape.value_dim != shape.head_dim:
                 per_word = self._kind.arithmetic.per_word
                 column = column // (shape.head_dim // per_word) * (shape.value_dim // per_word)
-            finish_row(self._kind, done, out, row.token, column)
+            finish_row(self._kind, done, out, row.token, column, self._inputs.sinks)
 
     def write_partials(self, head: Value, sequence: Value, number: Value, next_keys: Value, out: Memory) -> None:
         """Store the softmax of one KV block for a sequence's rows, as `Attention.partials_shape` has it."""
@@ -173,10 +175,19 @@ def reach(kind: Attention, code: Code, rows: Memory, sequence: Value) -> tuple[V
     return first.maximum(before) - before, last
 
 
-def finish_row(kind: Attention, done: SoftmaxState, out: Memory, token: Value, column: Value) -> None:
-    """Store a row's weighted means, from packed word `column` of a token on."""
+def finish_row(
+    kind: Attention, done: SoftmaxState, out: Memory, token: Value, column: Value, sinks: Memory | None = None
+) -> None:
+    """Store a row's weighted means, from packed word `column` of a token on. A head's sink, of f32 [query_heads], joins
+    its softmax last."""
     arithmetic = kind.arithmetic
-    mass, words = done.mass.sum_lanes().broadcast(), LANES // arithmetic.per_word
+    words = LANES // arithmetic.per_word
+    if sinks is None:
+        mass = done.mass.sum_lanes().broadcast()
+    else:
+        head = column // (kind.shape.head_dim // arithmetic.per_word)
+        done = with_sink(done, sinks.load([head]).broadcast())
+        mass = done.mass
     for i, part in enumerate(done.sums):
         mean = part / mass
         out.store(arithmetic.pack(mean), [token, column + i * words])

@@ -88,6 +88,15 @@ class SoftmaxState:
         return SoftmaxState(top, rescaled(self.mass, after.mass), sums)
 
 
+def with_sink(state: SoftmaxState, logit: Value) -> SoftmaxState:
+    """Return the softmax with a logit more in every lane, which adds to the sum of the weights alone: an attention sink
+    (https://arxiv.org/abs/2309.17453). The mass of the result has the whole sum in every lane."""
+    top = state.top.maximum(logit)
+    old, new = exp(state.top - top), exp(logit - top)
+    mass = fma(state.mass.sum_lanes().broadcast(), old, new)
+    return SoftmaxState(top, mass, tuple(part * old for part in state.sums))
+
+
 def exp(x: Value) -> Value:
     """Return exp(x) for x <= 0, to two units in the last place and 1 for 0: Cephes' expf with fused multiply-adds.
 

@@ -148,6 +148,8 @@ class Attention:
     softcap: float = 0.0
     """Scores s become softcap * tanh(s / softcap) where it is not 0."""
     threads: int = 1
+    sinks: bool = False
+    """The softmax of a query head has a learned logit more, without a value."""
 
     @property
     def split(self) -> bool:

@@ -57,7 +57,7 @@ class ActivationQuantization:
     ) -> "ActivationQuantization":
         """Return how rows are quantized for a matrix of this packing."""
         format = packing.format
-        group, weighted, dot = min(format.group, MAX_GROUP), format.zero == "bias", dots.of(format.bits)
+        group, weighted, dot = min(format.group, MAX_GROUP), format.zero == "bias", dots.of(format)
         middle = format.middle if format.zero == "middle" and limbs == 1 and dot.begins else 0
         return cls(rows, inputs, group, weighted, arithmetic, limbs, dot.pairs, middle)
 

@@ -4,6 +4,7 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.mlir_types import ELEMENTS, LANES, Type
 from workers.iree.kernels.ir.operations import math_fma
 from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.fp4 import fp4_levels
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
 
@@ -53,5 +54,7 @@ def _weights(packing: Packing, levels: Value, part: int, scales: Value, zeros: V
     levels = levels.astype("i32")
     if packing.format.bits == 4:
         levels = (levels >> 4 * part) & 15
+    if packing.format.e2m1:
+        levels = fp4_levels(levels, every=1)
     floats = levels.astype("f32")
     return math_fma(floats, scales, zeros) if packing.format.zero == "bias" else (floats + zeros) * scales

@@ -13,7 +13,7 @@ from workers.iree.kernels.ir.partition import Partition
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.prefetch import Prefetch, prefetch_ahead, prefetch_both, prefetch_next_group
 from workers.iree.kernels.matmul.tiling import GemmTiling
-from workers.iree.kernels.rowwise.activations import ACTIVATIONS
+from workers.iree.kernels.rowwise.activations import gated_unit
 
 L2_WEIGHT_BYTES = 256 << 10
 """Weights that all rows are multiplied by before the next are read: what L2 holds."""
@@ -120,7 +120,7 @@ def write_glu_linear(
         for row in range(count):
             totals = [total for part in parts for total in part[row]]
             for i, (gate, up) in enumerate(zip(totals[:group_tiles], totals[group_tiles:], strict=True)):
-                product = ACTIVATIONS[activation](gate) * up
+                product = gated_unit(activation, gate, up)
                 at_row, at_column = first + row, column + i * words
                 out.store(arithmetic.pack(product), [at_row, at_column])
 

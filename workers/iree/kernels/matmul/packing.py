@@ -3,7 +3,8 @@
 A tile is 16 neighbouring outputs with all of their inputs. A tile of a quantized matrix is read from front to end: one
 *block* after the other, which is as many groups of inputs as have whole cache lines of scales and zeros. A block has
 the scales of its groups, then their zeros, then their levels: four neighbouring inputs of each output in 32 bits (with
-4 bits a level, two such runs share their bytes: the low halves are the first one's).
+4 bits a level, two such runs share their bytes: the low halves are the first one's). Levels of FP4 are stored as their
+codes of four bits (`workers.iree.kernels.matmul.fp4`).
 """
 
 import math
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, ScaleType
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, LANES
 from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.matmul.fp4 import fp4_codes
 from workers.precision import Quantize
 
 GROUPS = (128, 64, 32)
 """Sizes of groups that are stored, in inputs; a larger group becomes several with equal scales."""
+FP4_GROUPS = (*GROUPS, 16)
+"""Those of FP4."""
 DOT_INPUTS = 4
 """Neighbouring inputs of one output that an integer dot product multiplies and sums."""
 
@@ -53,7 +57,7 @@ class Packing:
     @property
     def name(self) -> str:
         """A part of the names of kernels."""
-        return f"int{self.format.bits}_{self.format.group}_{self.format.zero}_{self.format.scales}"
+        return f"{self.format.width}_{self.format.group}_{self.format.zero}_{self.format.scales}"
 
     @property
     def vector_bytes(self) -> int:
@@ -138,7 +142,7 @@ class Packing:
 
     def _levels(self, levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Return the levels in their order, [tiles, bytes]."""
-        runs = _interleaved(levels, DOT_INPUTS)
+        runs = _interleaved(fp4_codes(levels) if self.format.e2m1 else levels, DOT_INPUTS)
         if self.format.bits == 4:
             runs = runs[:, ::2] | runs[:, 1::2] << np.uint32(4)
         return runs.view(np.uint8).reshape(len(runs), -1)
@@ -149,14 +153,17 @@ def stored_format(formats: Collection[GroupFormat], inputs: int) -> GroupFormat 
 
     MLX's mixed recipes give the values of a layer more bits than its queries and keys.
     """
-    group = next((group for group in GROUPS if inputs % group == 0 and not any(f.group % group for f in formats)), None)
+    groups = FP4_GROUPS if all(each.e2m1 for each in formats) else GROUPS
+    group = next((group for group in groups if inputs % group == 0 and not any(f.group % group for f in formats)), None)
     scales, zeros = {each.scales for each in formats}, {each.zero for each in formats}
     if group is None or len(scales) > 1 or ("bias" in zeros and len(zeros) > 1):
         return None
-    bits = 4 if all(each.bits <= 4 for each in formats) else 8
+    if all(each.e2m1 for each in formats):
+        return GroupFormat(4, group, "middle", scales.pop(), e2m1=True)
+    bits = 4 if all(each.bits <= 4 and not each.e2m1 for each in formats) else 8
     zero = zeros.pop()
     # The middle of fewer bits is another level.
-    if zero != "bias" and (zeros or any(each.bits != bits for each in formats)):
+    if zero != "bias" and (zeros or any(each.bits != bits or each.e2m1 for each in formats)):
         zero = "level"
     return GroupFormat(bits, group, zero, scales.pop())
 

@@ -16,7 +16,7 @@ from workers.iree.kernels.matmul.activation_quantization import ActivationQuanti
 from workers.iree.kernels.matmul.quantized_linear import L2_ROWS, SHARING_BLOCKS
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
 from workers.iree.kernels.matmul.quantized_tile import Prefetches, quantized_gemm_tile
-from workers.iree.kernels.rowwise.activations import ACTIVATIONS
+from workers.iree.kernels.rowwise.activations import gated_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class _GluPartition:
         )
         for row, totals in enumerate(sums):
             for number, (gate, up) in enumerate(zip(totals[:tiles], totals[tiles:], strict=True)):
-                value = kind.out.arithmetic.pack(ACTIVATIONS[kind.activation](gate) * up)
+                value = kind.out.arithmetic.pack(gated_unit(kind.activation, gate, up))
                 at = (column + number) * (LANES // kind.out.arithmetic.per_word)
                 self._group.store(value, [turn * self._height + row, at])
 

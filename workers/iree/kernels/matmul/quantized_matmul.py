@@ -30,7 +30,7 @@ class QuantizedMatmul:
     @property
     def dot(self) -> IntegerDot:
         """The dot products of its levels."""
-        return self.integer_dots.of(self.packing.format.bits)
+        return self.integer_dots.of(self.packing.format)
 
     @property
     def workgroups(self) -> int:

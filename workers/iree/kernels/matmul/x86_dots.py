@@ -80,17 +80,18 @@ class Vpmaddwd(Int32Sums):
 
 @dataclass(frozen=True, slots=True)
 class Vpmaddubsw:
-    """AVX2, for levels of 4 bits: two products summed to int16 by `vpmaddubsw`, eight dots before they are widened.
+    """AVX2, for levels of 4 bits: two products summed to int16 by `vpmaddubsw`, eight dots before they are widened, or
+    four of levels of FP4.
 
-    The largest sum is 8 * 2 * 15 * 128 = 30,720.
+    The largest sum is 8 * 2 * 15 * 128 = 30,720, or 4 * 2 * 24 * 128 = 24,576.
     """
 
+    narrow_dots: int = 8
     lanes: ClassVar[int] = YMM_LANES
     pairs: ClassVar[bool] = False
     offset: ClassVar[int] = 0
     row_pairs: ClassVar[RowPairs | None] = None
     looped: ClassVar[bool] = True
-    narrow_dots: ClassVar[int] = 8
     begins: ClassVar[bool] = False
     several_tiles: ClassVar[bool] = False
     max_height: ClassVar[int] = 8

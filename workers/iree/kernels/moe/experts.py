@@ -18,7 +18,7 @@ from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES, gemm_tile
 from workers.iree.kernels.matmul.prefetch import prefetch_ahead
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.kernels.rowwise.activations import ACTIVATIONS
+from workers.iree.kernels.rowwise.activations import gated_unit
 from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 MAX_TILES = 4
@@ -97,7 +97,7 @@ class ExpertPartition:
 
 def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activation, *, threads: int = 1) -> str:
     """Packed words [rows, row_stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `routing.group` gives
-    -> act(gate) * up of each pair, packed words [pairs, row_stride] of width ffn.
+    (, biases f32 [count * 2 * ffn]) -> the GLU of each pair, packed words [pairs, row_stride] of width ffn.
     """
     tiles, words, most = m.up_tiles, LANES // arithmetic.per_word, arithmetic.accumulators // 2
     tile_bytes = 2 * m.hidden * LANES * size_of(arithmetic.element)
@@ -105,7 +105,7 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
     kernel = Kernel(name, partition.workgroups)
     x = kernel.input("x", (m.rows, row_stride(m.hidden, arithmetic)), "i32")
     w = kernel.input("weight", (2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
-    lists = m.take_lists(kernel)
+    lists, bias = m.take_lists(kernel), m.take_bias(kernel, 2 * m.experts.ffn)
     out = kernel.output("out", (m.pairs, row_stride(m.experts.ffn, arithmetic)), "i32")
 
     def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
@@ -116,7 +116,10 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
         sums = gemm_tile(kernel.code, x, rows, w, both, m.hidden, arithmetic, prefetch)
         for pair, totals in zip(pairs, sums, strict=True):
             for i, (gates, ups) in enumerate(zip(totals[:count], totals[count:], strict=True)):
-                value = ACTIVATIONS[activation](gates) * ups
+                if bias is not None:
+                    at = expert * (2 * m.experts.ffn) + (first + i) * LANES
+                    gates, ups = gates + bias.load_vector([at]), ups + bias.load_vector([at + m.experts.ffn])
+                value = gated_unit(activation, gates, ups)
                 column = (first + i) * words
                 out.store(arithmetic.pack(value), [pair, column])
 
@@ -126,14 +129,14 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
 
 def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int = 1) -> str:
     """Packed words [pairs, row_stride] of width ffn, weights [count * hidden / 16, ...], what `routing.group` gives
-    -> f32 [pairs, hidden].
+    (, biases f32 [count * hidden]) -> f32 [pairs, hidden].
     """
     tiles, inputs, most = m.down_tiles, m.experts.ffn, arithmetic.accumulators
     partition = ExpertPartition.of(m, tiles, inputs * LANES * size_of(arithmetic.element), threads, MAX_TILES)
     kernel = Kernel(name, partition.workgroups)
     x = kernel.input("x", (m.pairs, row_stride(inputs, arithmetic)), "i32")
     w = kernel.input("weight", (tiles * m.experts.count, inputs * LANES), arithmetic.element)
-    lists = m.take_lists(kernel)
+    lists, bias = m.take_lists(kernel), m.take_bias(kernel, m.hidden)
     out = kernel.output("out", (m.pairs, m.hidden), "f32")
 
     def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
@@ -142,6 +145,8 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
         sums = gemm_tile(kernel.code, x, pairs, w, which, inputs, arithmetic, prefetch)
         for pair, totals in zip(pairs, sums, strict=True):
             for i, total in enumerate(totals):
+                if bias is not None:
+                    total = total + bias.load_vector([expert * m.hidden + (first + i) * LANES])
                 out.store(total, [pair, (first + i) * LANES])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(most // 2), partition.max_tiles(most), write)

@@ -22,7 +22,7 @@ from workers.iree.kernels.matmul.quantized_tile import (
 )
 from workers.iree.kernels.moe.experts import ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.kernels.rowwise.activations import ACTIVATIONS
+from workers.iree.kernels.rowwise.activations import gated_unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class QuantizedExperts:
 
 def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
     """Levels and scales of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
-    -> act(gate) * up of each pair, packed words [pairs, row_stride] of width ffn.
+    (, biases f32 [count * 2 * ffn]) -> the GLU of each pair, packed words [pairs, row_stride] of width ffn.
     """
     m, ffn = e.mixture, e.mixture.experts.ffn
     matmul, partition, words = e.product(2 * ffn), e.partition(m.up_tiles, kinds=2), LANES // arithmetic.per_word
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
-    lists = m.take_lists(kernel)
+    lists, bias = m.take_lists(kernel), m.take_bias(kernel, 2 * ffn)
     out = kernel.output("out", (m.pairs, row_stride(ffn, arithmetic)), "i32")
 
     def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
@@ -62,7 +62,10 @@ def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic,
         gate = expert * (2 * m.up_tiles) + first
         sums = _gate_and_up(kernel.code, matmul, operands, rows, gate, m.up_tiles)
         for pair, (gates, ups) in zip(pairs, sums, strict=True):
-            value = ACTIVATIONS[activation](gates) * ups
+            if bias is not None:
+                column = expert * (2 * ffn) + first * LANES
+                gates, ups = gates + bias.load_vector([column]), ups + bias.load_vector([column + ffn])
+            value = gated_unit(activation, gates, ups)
             out.store(arithmetic.pack(value), [pair, first * words])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
@@ -71,13 +74,13 @@ def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic,
 
 def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
     """Levels and scales of the pairs, weights int8 [count * hidden / 16, bytes], what `routing.group` gives
-    -> f32 [pairs, hidden].
+    (, biases f32 [count * hidden]) -> f32 [pairs, hidden].
     """
     m = e.mixture
     matmul, partition = e.product(m.hidden), e.partition(m.down_tiles, kinds=1)
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
-    lists = m.take_lists(kernel)
+    lists, bias = m.take_lists(kernel), m.take_bias(kernel, m.hidden)
     out = kernel.output("out", (m.pairs, m.hidden), "f32")
 
     def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
@@ -88,6 +91,8 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
 
         sums = quantized_gemm_tile(kernel.code, matmul, operands, [at], pairs, soon)
         for pair, (total,) in zip(pairs, sums, strict=True):
+            if bias is not None:
+                total = total + bias.load_vector([expert * m.hidden + first * LANES])
             out.store(total, [pair, first * LANES])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)

@@ -50,6 +50,10 @@ class Mixture:
         """Take what `group` gives as the next inputs of a kernel."""
         return [kernel.input(name, (size,), "i32") for name, size in self.lists.items()]
 
+    def take_bias(self, kernel: Kernel, outputs: int) -> Memory | None:
+        """Take the biases of all experts as the next input of a kernel, if there are any: so many of each."""
+        return kernel.input("bias", (self.experts.count * outputs,), "f32") if self.experts.biases else None
+
 
 def group(name: str, m: Mixture, *, live: bool = False) -> str:
     """Experts of the pairs int32 [rows, per_token] (, live i32 [1]) -> the pairs by expert int32 [pairs], the experts

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.ir.operations import absolute, exp, fma, log1p, tanh
-from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.ir.value import Value, constant
 
 ERF_BOUND = 4.0
 """erf is 1 in float32 from here on."""
@@ -25,6 +25,8 @@ ERF_BELOW = (
     -7.37332916720468e-03,
     -1.42647390514189e-02,
 )
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
+"""Constants of `clamped_swiglu`."""
 
 
 def silu(x: Value) -> Value:
@@ -74,9 +76,23 @@ def _polynomial(x: Value, terms: Sequence[float]) -> Value:
     return value
 
 
+def clamped_swiglu(gate: Value, up: Value) -> Value:
+    """(up + 1) * gate * sigmoid(1.702 * gate), of gates up to 7 and ups from -7 to 7
+    (https://arxiv.org/abs/2508.10925)."""
+    low, high = (constant(gate.code, limit, gate.type) for limit in (-SWIGLU_LIMIT, SWIGLU_LIMIT))
+    gate, up = high.minimum(gate), high.minimum(low.maximum(up))  # NaN stays NaN
+    return gate / (exp(gate * -SWIGLU_ALPHA) + 1.0) * (up + 1.0)
+
+
+def gated_unit(activation: Activation, gate: Value, up: Value) -> Value:
+    """Return the GLU of an MLP: act(gate) * up, or `clamped_swiglu`."""
+    return clamped_swiglu(gate, up) if activation == "clamped_swiglu" else ACTIVATIONS[activation](gate) * up
+
+
 ACTIVATIONS: Mapping[Activation, Callable[[Value], Value]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
     "gelu": gelu,
     "relu2": relu2,
 }
+"""Those of one value."""

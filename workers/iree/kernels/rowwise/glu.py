@@ -9,7 +9,7 @@ from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Index, Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.rowwise.activations import ACTIVATIONS
+from workers.iree.kernels.rowwise.activations import ACTIVATIONS, gated_unit
 from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 
@@ -32,7 +32,7 @@ class Glu:
             gates = self.x.load_vector([row, column])
             if self.gated:
                 ups = self.x.load_vector([row, column + ffn])
-                product = ACTIVATIONS[self.activation](gates) * ups
+                product = gated_unit(self.activation, gates, ups)
             else:
                 product = ACTIVATIONS[self.activation](gates)
             self.out.store(self.arithmetic.pack(product), [row, column // per_word])

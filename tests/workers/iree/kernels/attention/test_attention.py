@@ -81,11 +81,12 @@ class Attended:
     ) -> NDArray[np.float32]:
         kind = Attention(self.shape_of(*rows.shape), self.arithmetic, **options)
         operands = (q, np.array(slots, np.int32), rows, np.array([1, 2], np.int32), self.cache)
+        sinks = [SINKS] if kind.sinks else []
         if kind.split:
             (sums,) = self.run(split_attention("split", kind), *operands)
-            (out,) = self.run(merge_attention("merge", kind), sums, rows)
+            (out,) = self.run(merge_attention("merge", kind), sums, rows, *sinks)
         else:
-            (out,) = self.run(attention("attention", kind), *operands)
+            (out,) = self.run(attention("attention", kind), *operands, *sinks)
         return floats(out, self.queries * self.values, self.arithmetic)
 
     def stored(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -96,7 +97,9 @@ class Attended:
         stored: NDArray[np.float32] = np.round(x / scale) * scale
         return stored
 
-    def expected(self, slot: int, row: int, window: int = 0, softcap: float = 0.0) -> NDArray[np.float32]:
+    def expected(
+        self, slot: int, row: int, window: int = 0, softcap: float = 0.0, *, sinks: bool = False
+    ) -> NDArray[np.float32]:
         rows = np.arange(row + 1, dtype=np.int32)
         cos, sin = (x[:, None, :] for x in self.angles(rows))
         half = self.depth // 2
@@ -120,11 +123,15 @@ class Attended:
             score = k[:, shared] @ q[head]
             score = softcap * np.tanh(score / softcap) if softcap else score
             score[: max(0, row + 1 - window) if window else 0] = -np.inf
-            weight = np.exp(score - score.max())
-            out.append(weight @ v[:, shared] / weight.sum())
+            sink = SINKS[head] if sinks else np.float32(-np.inf)
+            top = np.maximum(score.max(), sink)
+            weight = np.exp(score - top)
+            out.append(weight @ v[:, shared] / (weight.sum() + np.exp(sink - top)))
         return np.concatenate(out)
 
 
+SINKS = np.array([-40.0, 0.5, 3.0, 60.0], np.float32)
+"""Logits of sinks: one that is next to nothing, and one beside which the scores are."""
 KINDS: dict[str, tuple[float | None, dict[str, Any], int]] = {
     "plain": (None, {}, 0),
     "head-norms": (1e-6, {}, 0),
@@ -132,14 +139,16 @@ KINDS: dict[str, tuple[float | None, dict[str, Any], int]] = {
     "softcap": (None, {"softcap": 2.0}, 0),
     "window-int8": (None, {"window": 70}, 8),
     "softcap-int4": (None, {"softcap": 2.0}, 4),
+    "sinks-int8": (None, {"window": 70, "sinks": True}, 8),
 }
 WITH = {
     "plain": ("f32", "bf16-widened", "bf16-pairs"),
     "head-norms": ("bf16-widened",),
     "window": ("f32",),
     "softcap": ("bf16-widened",),
-    "window-int8": ("f32", "bf16-widened"),
+    "window-int8": ("bf16-widened",),
     "softcap-int4": ("f32", "bf16-pairs"),
+    "sinks-int8": ("f32",),
 }
 """The arithmetics that the whole suite runs a kind with."""
 

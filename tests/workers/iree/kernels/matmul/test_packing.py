@@ -25,6 +25,8 @@ def test_pack() -> None:
         (GroupFormat(8, 64, "middle", "float16"), 2),
         (GroupFormat(8, 32, "middle", "float32"), 1),
         (GroupFormat(4, 32, "level", "bfloat16"), 1),
+        (GroupFormat(4, 32, "middle", "bfloat16", e2m1=True), 2),
+        (GroupFormat(4, 16, "middle", "float32", e2m1=True), 1),
     ],
     ids=repr,
 )

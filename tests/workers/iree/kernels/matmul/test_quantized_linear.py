@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.workers.iree.cpus import skip_unless_possible
-from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
+from workers.checkpoints.low_bits.fp4_layouts import LEVELS
+from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, quantize
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.cpu import Cpu
@@ -39,7 +40,10 @@ FORMATS = {
     "int4-bfloat16": GroupFormat(4, 32, "bias", "bfloat16"),
     "int8-float32": GroupFormat(8, 32, "bias", "float32"),
     "int4-levels": GroupFormat(4, 128, "level", "float16"),
+    "fp4": GroupFormat(4, 32, "middle", "bfloat16", e2m1=True),
+    "fp4-float32": GroupFormat(4, 16, "middle", "float32", e2m1=True),
 }
+INTEGERS = tuple(name for name in FORMATS if not name.startswith("fp4"))
 QUANTIZED = ("int8", "int4")
 """The formats of `--quantize`."""
 X = np.random.default_rng(1).standard_normal((max(ROWS), INPUTS)).astype(np.float32) * np.linspace(
@@ -49,6 +53,10 @@ X = np.random.default_rng(1).standard_normal((max(ROWS), INPUTS)).astype(np.floa
 
 def make(format: GroupFormat) -> Quantized:
     random = np.random.default_rng(2)
+    if format.e2m1:
+        codes = random.integers(0, 16, (OUTPUTS, INPUTS)).astype(np.uint8)
+        scales = random.choice([0.25, 1.0, 2.0], (OUTPUTS, INPUTS // format.group))
+        return Quantized(format, LEVELS[codes], scales.astype(SCALE_TYPES[format.scales]), None)
     if format.zero != "level":
         return quantize(random.standard_normal((OUTPUTS, INPUTS)), format)
     shape = (OUTPUTS, INPUTS // format.group)
@@ -146,7 +154,7 @@ CASES: dict[str, tuple[CpuTarget, str, Arithmetic, IntegerDots, tuple[str, ...]]
     "any CPU's": ("host", "bfloat16", WidenedBf16(4), PLAIN_DOTS, ("int8", "int4")),
     "AVX2": ("avx2", "bfloat16", WidenedBf16(4), choose_integer_dots(AVX2), tuple(FORMATS)),
     "AVX2, exact": ("avx2", "float32", FloatFma("f32", 4), choose_integer_dots(AVX2), ("int8", "int4")),
-    "AVX-VNNI": ("avx-vnni", "bfloat16", WidenedBf16(4), choose_integer_dots(AVX_VNNI), tuple(FORMATS)),
+    "AVX-VNNI": ("avx-vnni", "bfloat16", WidenedBf16(4), choose_integer_dots(AVX_VNNI), INTEGERS),
 }
 
 
@@ -203,7 +211,7 @@ def test_zeros(products: Products) -> None:
 def test_the_largest_sums_do_not_overflow(products: Products) -> None:
     for name, packing in products.packings.items():
         made = make(packing.format)
-        largest = (1 << packing.format.bits) - 1
+        largest = 2 * packing.format.middle if packing.format.e2m1 else (1 << packing.format.bits) - 1
         matrix = dataclasses.replace(made, levels=np.full_like(made.levels, largest))
         x = np.full((5, INPUTS), 3.0, np.float32)
         x[1::2] = -3.0
@@ -212,10 +220,10 @@ def test_the_largest_sums_do_not_overflow(products: Products) -> None:
 
 
 def test_choice() -> None:
-    assert choose_integer_dots({"avx2", "avx512f", "avx512vnni", "avxvnni"}) == IntegerDots(Vpdpbusd(16), Vpdpbusd(16))
-    assert choose_integer_dots(AVX_VNNI) == IntegerDots(Vpdpbusd(8), Vpdpbusd(8))
-    assert choose_integer_dots(AVX2) == IntegerDots(Vpmaddwd(), Vpmaddubsw())
-    assert choose_integer_dots({"neon", "dotprod", "i8mm"}) == IntegerDots(Usdot(), Usdot())
-    assert choose_integer_dots({"neon", "dotprod"}) == IntegerDots(SdotOffset(), Sdot())
-    assert choose_integer_dots({"neon"}) == IntegerDots(SmullSadalp(), Smlal())
+    assert choose_integer_dots({"avx2", "avx512f", "avx512vnni", "avxvnni"}) == IntegerDots(*[Vpdpbusd(16)] * 3)
+    assert choose_integer_dots(AVX_VNNI) == IntegerDots(*[Vpdpbusd(8)] * 3)
+    assert choose_integer_dots(AVX2) == IntegerDots(Vpmaddwd(), Vpmaddubsw(), Vpmaddubsw(narrow_dots=4))
+    assert choose_integer_dots({"neon", "dotprod", "i8mm"}) == IntegerDots(Usdot(), Usdot(), Usdot())
+    assert choose_integer_dots({"neon", "dotprod"}) == IntegerDots(SdotOffset(), Sdot(), Sdot())
+    assert choose_integer_dots({"neon"}) == IntegerDots(SmullSadalp(), Smlal(), Smlal(narrow_dots=8))
     assert choose_integer_dots({"sse2"}) == PLAIN_DOTS
