@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference import dense_layers
+from tests.reference import dense_layers, latent_layers
 
 Tensors = dict[str, NDArray[Any]]
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]
@@ -511,6 +511,13 @@ FAMILIES: Mapping[str, Traits] = {
         head_norm="each",
         mixer=qwen3_5_mixer,
     ),
+    "minicpm3": Traits(
+        "MiniCPM3ForCausalLM",
+        lambda layers: latent_layers.SIZES | {"scale_emb": 2.5, "scale_depth": 1.1, "dim_model_base": 48},
+        mixer=latent_layers.latent_attention,
+        optional_bias=False,
+        without=("head_dim",),
+    ),
     "qwen2_moe": Traits(
         "Qwen2MoeForCausalLM",
         lambda layers: QWEN_EXPERTS | {"use_sliding_window": False, "qkv_bias": True},
@@ -554,6 +561,8 @@ FAMILIES: Mapping[str, Traits] = {
 """By config.json's `model_type`."""
 MIXTURES = ("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "qwen3_5_moe_text", "qwen3_next")
 """The families with a mixture of experts whose kernels other families have."""
+LATENT = ("minicpm3",)
+"""The families with latent attention."""
 DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") : tuple(FAMILIES).index("lfm2")]
 """The families that `dense_layers` is for, and others with their parts."""
 ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.families import DENSE, FAMILIES, MIXTURES
+from tests.families import DENSE, FAMILIES, LATENT, MIXTURES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from tests.reference.jax_graphs import JaxGraphs
@@ -28,6 +28,7 @@ CONTEXT = 32
 TOKENS = tuple(map(int, np.random.default_rng(11).integers(3, 500, CONTEXT)))
 PROMPT = TOKENS[:19]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+LATENT_YARN = YARN | {"mscale": 0.8, "mscale_all_dim": 1.3}
 FALCON_7B = {"new_decoder_architecture": False, "bias": False}
 FALCON_HEADS = FALCON_7B | {"multi_query": False, "num_kv_heads": 4, "parallel_attn": False}
 LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.5 + i for i in range(6)]}
@@ -83,6 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ernie4_5": {"family": "ernie4_5"},
     "ministral": {"family": "ministral", "tied": False, "fields": {"sliding_window": 9}},
     "ministral3": {"family": "ministral3", "tied": False},
+    "minicpm3": {"family": "minicpm3", "rope_scaling": LATENT_YARN},
     "qwen2_moe": {"family": "qwen2_moe", "tied": False},
     "qwen2_moe-dense": {"family": "qwen2_moe", "tied": False, "fields": {"decoder_sparse_step": 2}},
     "qwen2_moe-8-bit": {
@@ -112,7 +114,7 @@ PLAIN = ("generic", "granite")
 KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit")
 """The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
 others."""
-IN_JAX = [case for case in CASES if CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS]
+IN_JAX = [case for case in CASES if CASES[case]["family"] in (*DENSE, *MIXTURES, *LATENT) and case not in KERNELS]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
 """mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""

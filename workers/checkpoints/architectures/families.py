@@ -13,6 +13,7 @@ from workers.checkpoints.architectures.family import (
     without_positions,
 )
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
+from workers.checkpoints.architectures.latent_families import LATENT
 from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTURES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import ExpertNames, Names
 
@@ -167,5 +168,6 @@ FAMILIES: Mapping[str, Family] = {
     **MIXTURES,
     **DENSE,
     **HYBRIDS,
+    **LATENT,
 }
 """The families by `model_type` of config.json."""

@@ -24,6 +24,7 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "attn_logit_softcapping": 0,
     "clip_qkv": 0,
     "conv_bias": 0,
+    "dim_model_base": 0,
     "embedding_multiplier": 1,
     "final_logit_softcapping": 0,
     "logit_scale": 1,
@@ -37,6 +38,7 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "residual_multiplier": 1,
     "rope_interleaved": 0,
     "rotary_pct": 1,
+    "scale_depth": 0,
     "scale_emb": 1,
     "use_bidirectional_attention": 0,
     "use_mrope": 0,
@@ -198,6 +200,8 @@ class Family:
     """The rule for `layer_types` where config.json leaves it out."""
     attention_gate: bool = False
     """Attention's output is multiplied by the sigmoid of a gate, which is projected beside the queries of each head."""
+    latent: bool = False
+    """Layers have latent attention."""
     read_ffn: Callable[[Fields], int] | None = None
     """The rule for the width of the MLP. None: `intermediate_size`."""
     other_tensors: tuple[str, ...] = ()

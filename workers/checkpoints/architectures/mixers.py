@@ -1,10 +1,17 @@
-"""Reads from config.json how the layers of a hybrid model mix rows: by attention, or by a recurrent network."""
+"""Reads from config.json how the layers of a model mix rows: by attention, also to latents, or by a recurrent
+network."""
 
 from collections.abc import Sequence
 
 from workers.checkpoints.architectures.family import Family
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.parts import GatedDelta, LayerConfig, MixerKind, ShortConvolution
+from workers.checkpoints.architectures.parts import (
+    GatedDelta,
+    LatentAttention,
+    LayerConfig,
+    MixerKind,
+    ShortConvolution,
+)
 
 MAX_TAPS = 64
 """Above any real number of rows that a short convolution sees."""
@@ -46,6 +53,23 @@ def read_delta(fields: Fields, plan: Sequence[LayerConfig]) -> GatedDelta | None
         raise fields.error("linear_num_value_heads", f"{values} is no multiple of linear_num_key_heads, {keys}")
     key_dim, value_dim = fields.integer("linear_key_head_dim", 128), fields.integer("linear_value_head_dim", 128)
     return GatedDelta(keys, values, key_dim, value_dim, _taps(fields, "linear_conv_kernel_dim", 4))
+
+
+def read_latent(fields: Fields, family: Family) -> LatentAttention | None:
+    """Read the sizes of a family's latent attention. Raises `CheckpointError`."""
+    if not family.latent:
+        return None
+    rotated = fields.integer("qk_rope_head_dim")
+    if rotated % 2:
+        raise fields.error("qk_rope_head_dim", f"{rotated} is odd; rotary positions need pairs")
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    return LatentAttention(
+        rank=fields.integer("kv_lora_rank"),
+        rotated=rotated,
+        passed=fields.integer("qk_nope_head_dim"),
+        values=fields.integer("v_head_dim", max(1, hidden // heads)),
+        query_rank=None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank"),
+    )
 
 
 def _taps(fields: Fields, name: str, default: int) -> int:
