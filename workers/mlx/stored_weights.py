@@ -15,6 +15,7 @@ from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.mlx.converted_tensors import Groups, read_converted
+from workers.mlx.modules.latent import KV_B, split_heads
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
@@ -39,6 +40,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = _from_awq(tensors)
     if mtp is not None:
         load_mtp(mtp, tensors, quantization)
+    if config.latent is not None:
+        tensors = split_heads(tensors, config, _groups_of(tensors, quantization, groups))
     if config.family not in STACKED_BY_MLX_LM:
         tensors = _stack_experts(tensors)
     if hasattr(model, "sanitize"):
@@ -79,6 +82,18 @@ def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
         else:
             out[name] = tensor
     return out | {name: mx.stack([parts[expert] for expert in sorted(parts)]) for name, parts in stacks.items()}
+
+
+def _groups_of(
+    tensors: Mapping[str, mx.array], quantization: Quantization | None, groups: Groups | None
+) -> Mapping[str, tuple[int, int]]:
+    """Return the (group size, bits) of the quantized matrices of keys and values of all heads."""
+    found = dict(groups or {})
+    for name in tensors if quantization is not None else ():
+        module = name.removesuffix(".scales")
+        if quantization is not None and module != name and module not in found and KV_B in name:
+            found[module] = quantization.of(module)
+    return found
 
 
 def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:
