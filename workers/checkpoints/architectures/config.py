@@ -31,7 +31,7 @@ from workers.checkpoints.documents import read_fields
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
 from workers.errors import LoadRefused
-from workers.precision import Quantize
+from workers.precision import KvDtype, Quantize
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one slot unless more are asked for: KV memory is slots x context, and models state up to millions."""
@@ -196,6 +196,12 @@ class ModelConfig:
             problem = f"is {self.max_positions}, less than the context of {requested} tokens that was asked for"
             raise CheckpointError("config.json", "max_position_embeddings", problem)
         return requested
+
+    def check_kv_dtype(self, kv_dtype: KvDtype) -> None:
+        """Check the requested type of the KV cache. Raises `LoadRefused` for latents, which are not quantized: a row
+        has one scale, and its lanes with the position are of another size than the normed ones."""
+        if kv_dtype != "auto" and self.latent is not None:
+            raise LoadRefused(f"kv_dtype: {kv_dtype} is not supported for latents, which are small: leave it out")
 
     def choose_quantization(self, requested: Quantize) -> Quantize:
         """Check the requested quantization. Raises `CheckpointError` when the checkpoint is quantized already."""
