@@ -107,6 +107,55 @@ def granite_experts(config: Mapping[str, Any], layer: int, weights: RandomWeight
         yield "shared_mlp.output_linear.weight", weights.matrix(hidden, shared, 2.0)
 
 
+def routed_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """GLM-4.5's mixture behind dense layers: a bias of the router, and experts that compute every row."""
+    if layer < config["first_k_dense_replace"]:
+        yield from dense(config, layer, weights)
+        return
+    count = config["n_routed_experts"]
+    yield from _counted_experts(config, count, config["n_shared_experts"], weights)
+    yield "mlp.gate.e_score_correction_bias", weights.bias(count)
+
+
+def ernie_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """ERNIE's, whose bias is a matrix of one row."""
+    if layer < config["moe_layer_start_index"]:
+        yield from dense(config, layer, weights)
+        return
+    count = config["moe_num_experts"]
+    yield from _counted_experts(config, count, config["moe_num_shared_experts"], weights)
+    yield "mlp.moe_statics.e_score_correction_bias", weights.bias(count)[None] / 2
+
+
+def _counted_experts(config: Mapping[str, Any], count: int, shared: int, weights: RandomWeights) -> NamedTensors:
+    """Experts, and a number of shared ones that are one MLP."""
+    ffn, hidden = config["moe_intermediate_size"], config["hidden_size"]
+    yield from _experts("mlp", ("gate_proj", "up_proj", "down_proj"), (count, ffn, hidden), weights)
+    for name, tensor in dense({"hidden_size": hidden, "intermediate_size": shared * ffn}, 0, weights):
+        yield name.replace("mlp.", "mlp.shared_experts."), tensor
+
+
+def lfm2_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """Experts of LFM2 behind dense layers, with a bias of the router."""
+    names = ("w1", "w3", "w2")
+    if layer < config["num_dense_layers"]:
+        for name, (_, tensor) in zip(names, dense(config, layer, weights), strict=True):
+            yield f"feed_forward.{name}.weight", tensor
+        return
+    sizes = (config["num_experts"], config["moe_intermediate_size"], config["hidden_size"])
+    yield from _experts("feed_forward", names, sizes, weights)
+    yield "feed_forward.expert_bias", weights.bias(config["num_experts"])
+
+
+def phi_layer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """Attention and experts of Mixtral's names, behind norms with biases."""
+    yield from _attention(FAMILIES["phimoe"], config, weights)
+    yield from mixtral_experts(config, layer, weights)
+    for name in BEFORE:
+        yield f"{name}.weight", weights.norm(config["hidden_size"])
+        yield f"{name}.bias", weights.bias(config["hidden_size"])
+
+
 def qwen3_next_mixer(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
     """Qwen 3.5's, with the projections of a key head and its value heads behind those of the one before."""
     parts = dict(qwen3_5_mixer(config, layer, weights))
@@ -511,6 +560,36 @@ FAMILIES: Mapping[str, Traits] = {
         head_norm="each",
         mixer=qwen3_5_mixer,
     ),
+    "deepseek_v2": Traits(
+        "DeepseekV2ForCausalLM",
+        lambda layers: latent_layers.SIZES
+        | latent_layers.EXPERTS
+        | {"q_lora_rank": None, "norm_topk_prob": False, "topk_method": "group_limited_greedy"},
+        optional_bias=False,
+        mixer=latent_layers.latent_attention,
+        mlp=routed_experts,
+        without=("head_dim",),
+    ),
+    "deepseek_v3": Traits(
+        "DeepseekV3ForCausalLM",
+        lambda layers: latent_layers.SIZES
+        | latent_layers.EXPERTS
+        | {"norm_topk_prob": True, "rope_interleave": True, "num_nextn_predict_layers": 0},
+        optional_bias=False,
+        mixer=latent_layers.latent_attention,
+        mlp=routed_experts,
+        without=("head_dim",),
+    ),
+    "glm4_moe_lite": Traits(
+        "Glm4MoeLiteForCausalLM",
+        lambda layers: latent_layers.SIZES
+        | latent_layers.EXPERTS
+        | {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "rope_interleave": False},
+        optional_bias=False,
+        mixer=latent_layers.latent_attention,
+        mlp=routed_experts,
+        without=("head_dim",),
+    ),
     "minicpm3": Traits(
         "MiniCPM3ForCausalLM",
         lambda layers: latent_layers.SIZES | {"scale_emb": 2.5, "scale_depth": 1.1, "dim_model_base": 48},
@@ -557,11 +636,86 @@ FAMILIES: Mapping[str, Traits] = {
         mixer=qwen3_next_mixer,
         mlp=shared_experts,
     ),
+    "glm4_moe": Traits(
+        "Glm4MoeForCausalLM",
+        lambda layers: {
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "partial_rotary_factor": 0.5,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 48,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 0,
+        },
+        optional_bias=False,
+        qkv_bias=True,
+        head_norm="each",
+        mlp=routed_experts,
+    ),
+    "ernie4_5_moe": Traits(
+        "Ernie4_5_MoeForCausalLM",
+        lambda layers: {
+            "use_bias": False,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 48,
+            "moe_layer_start_index": 1,
+        },
+        optional_bias=False,
+        mlp=ernie_experts,
+    ),
+    "phimoe": Traits(
+        "PhimoeForCausalLM",
+        lambda layers: {
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": None,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.2,
+        },
+        optional_bias=False,
+        layer=phi_layer,
+        norm_bias=True,
+        head_bias=True,
+    ),
+    "lfm2_moe": Traits(
+        "Lfm2MoeForCausalLM",
+        lambda layers: {
+            "norm_eps": 2e-5,
+            "layer_types": ["full_attention" if layer % 2 else "conv" for layer in range(layers)],
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 48,
+            "num_dense_layers": 1,
+            "use_expert_bias": True,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+        },
+        optional_bias=False,
+        norms=("operator_norm", "ffn_norm"),
+        head_norm="each",
+        mlp=lfm2_experts,
+        mixer=lfm2_mixer,
+        names=("model.embed_tokens", "model.layers.", "model.embedding_norm", "lm_head"),
+    ),
 }
 """By config.json's `model_type`."""
-MIXTURES = ("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "qwen3_5_moe_text", "qwen3_next")
+MIXTURES = (
+    *("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "qwen3_5_moe_text", "qwen3_next"),
+    *("glm4_moe", "ernie4_5_moe", "phimoe", "lfm2_moe"),
+)
 """The families with a mixture of experts whose kernels other families have."""
-LATENT = ("minicpm3",)
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
 """The families with latent attention."""
 DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") : tuple(FAMILIES).index("lfm2")]
 """The families that `dense_layers` is for, and others with their parts."""

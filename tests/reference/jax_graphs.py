@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.reference.routing import routed
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Chunk
 from workers.iree.batch_inputs import RopeTable
@@ -31,12 +32,12 @@ class OpsWithExperts(PlainOps):
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        bias: jax.Array | None = None,
     ) -> jax.Array:
         mixture = config.experts
         assert mixture is not None
         logits = self.linear(x, router, mixture.count)
-        best, chosen = jax.lax.top_k(logits, mixture.per_token)
-        weights = jax.nn.softmax(best) if mixture.normalize else jnp.exp(best - jax.nn.logsumexp(logits, -1)[:, None])
+        chosen, weights = routed(jnp, logits, mixture, bias)
         ups, downs = up.reshape(mixture.count, -1, x.shape[1]), down.reshape(mixture.count, -1, mixture.ffn)
         each = [
             self.mlp(x, ups[expert], downs[expert], config.hidden_size, mixture.ffn, config.activation)

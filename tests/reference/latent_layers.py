@@ -17,6 +17,16 @@ SIZES: Mapping[str, Any] = {
     "v_head_dim": 48,
 }
 """All sizes differ, but for two that cannot be taken for each other."""
+EXPERTS: Mapping[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+}
 
 
 def latent_attention(

@@ -32,6 +32,15 @@ LATENT_YARN = YARN | {"mscale": 0.8, "mscale_all_dim": 1.3}
 FALCON_7B = {"new_decoder_architecture": False, "bias": False}
 FALCON_HEADS = FALCON_7B | {"multi_query": False, "num_kv_heads": 4, "parallel_attn": False}
 LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.5 + i for i in range(6)]}
+LONG_WITH_FACTORS = {
+    "type": "longrope",
+    # transformers always takes these for Phi-3.5-MoE; the model's own code takes the long ones beyond 16 positions.
+    "short_factor": [1.5 + i for i in range(8)],
+    "long_factor": [1.5 + i for i in range(8)],
+    "short_mscale": 1.1,
+    "long_mscale": 1.3,
+    "original_max_position_embeddings": 16,
+}
 CASES: dict[str, dict[str, Any]] = {
     "smollm3": {"family": "smollm3", "rope_scaling": YARN},
     "olmo2": {"family": "olmo2", "tied": False},
@@ -84,6 +93,10 @@ CASES: dict[str, dict[str, Any]] = {
     "ernie4_5": {"family": "ernie4_5"},
     "ministral": {"family": "ministral", "tied": False, "fields": {"sliding_window": 9}},
     "ministral3": {"family": "ministral3", "tied": False},
+    "deepseek_v2": {"family": "deepseek_v2", "tied": False, "rope_scaling": LATENT_YARN},
+    "deepseek_v2-greedy": {"family": "deepseek_v2", "tied": False, "fields": {"topk_method": "greedy"}},
+    "deepseek_v3": {"family": "deepseek_v3", "tied": False, "rope_scaling": LATENT_YARN},
+    "glm4_moe_lite": {"family": "glm4_moe_lite", "tied": False},
     "minicpm3": {"family": "minicpm3", "rope_scaling": LATENT_YARN},
     "qwen2_moe": {"family": "qwen2_moe", "tied": False},
     "qwen2_moe-dense": {"family": "qwen2_moe", "tied": False, "fields": {"decoder_sparse_step": 2}},
@@ -99,6 +112,10 @@ CASES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"family": "granitemoeshared"},
     "qwen3_5_moe_text": {"family": "qwen3_5_moe_text", "tied": False},
     "qwen3_next": {"family": "qwen3_next", "tied": False},
+    "glm4_moe": {"family": "glm4_moe", "tied": False},
+    "ernie4_5_moe": {"family": "ernie4_5_moe"},
+    "phimoe": {"family": "phimoe", "tied": False, "rope_scaling": LONG_WITH_FACTORS},
+    "lfm2_moe": {"family": "lfm2_moe", "layers": 3},
 }
 """LongRoPE's long factors are meant from position 16 on, so everything below is longer than that. The square root of
 Gemma 3's width is not exact in bfloat16."""
@@ -111,7 +128,7 @@ KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
-KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit")
+KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit", "glm4_moe")
 """The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
 others."""
 IN_JAX = [case for case in CASES if CASES[case]["family"] in (*DENSE, *MIXTURES, *LATENT) and case not in KERNELS]

@@ -36,11 +36,11 @@ def unstacked(tensor: str, experts: int) -> Iterator[tuple[str, ExpertMatrix]]:
 
     Stacks are those of MLX (`mlp.switch_mlp.up_proj.weight`), of transformers 5 (`mlp.experts.gate_up_proj`), and of
     Granite (`block_sparse_moe.input_linear.weight`); single matrices are called `mlp.experts.3.up_proj.weight`, or
-    `w1` to `w3` in `block_sparse_moe`.
+    `w1` to `w3` in `block_sparse_moe` and `feed_forward`.
     """
     for expert in range(experts):
         for block, part, half in _parts(tensor):
-            name = _MIXTRAL[part] if block.endswith(".block_sparse_moe.") else part
+            name = _MIXTRAL[part] if block.endswith((".block_sparse_moe.", ".feed_forward.")) else part
             yield f"{block}experts.{expert}.{name}.weight", ExpertMatrix(expert, half)
 
 

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import mlx.nn as nn
 from mlx_lm.models import gemma2
 
+from workers.checkpoints.architectures.parts import Experts
 from workers.checkpoints.architectures.tensors import is_derived
 from workers.checkpoints.architectures.wrapper import unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
@@ -31,7 +33,7 @@ from workers.mlx.modules.dense_parts import (
     rotate_where_positions,
     separate_head,
 )
-from workers.mlx.modules.latent import LatentAttention, MiniCpm3Args, adjust_minicpm3
+from workers.mlx.modules.latent import LatentAttention, MiniCpm3Args, adjust_minicpm3, set_scales
 from workers.mlx.modules.mixture_parts import Qwen2MoeArgs
 from workers.mlx.modules.parts import (
     CappedAttention,
@@ -44,6 +46,7 @@ from workers.mlx.modules.parts import (
     plain_swiglu,
     ragged_attention,
 )
+from workers.mlx.modules.routed_experts import replace_routers
 from workers.mlx.modules.ungated import relu2, ungated
 from workers.mlx.mtp import LaterNorm, MtpLayer
 from workers.mlx.rotary import Rotary, no_positions
@@ -161,6 +164,12 @@ ADAPTERS: Mapping[str, Adapter] = {
         adjust=apply_multipliers,
         dense_layers=False,
     ),
+    "glm4_moe": replace(EXPERTS, module="glm4_moe", head="removed"),
+    "ernie4_5_moe": replace(EXPERTS, module="ernie4_5_moe"),
+    "phimoe": Adapter(
+        "phimoe", uncompiled={"SwitchGLU": PlainExperts}, fixed_biases=True, free_head_dim=False, head="kept"
+    ),
+    "lfm2_moe": replace(EXPERTS, module="lfm2_moe", mixer="conv", free_head_dim=False),
     "qwen3_next": QWEN3_NEXT,
     "lfm2": Adapter("lfm2", free_head_dim=False, mixer="conv"),
     "qwen3_5_text": Adapter(
@@ -234,6 +243,15 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "helium": Adapter("helium", free_head_dim=False, head="removed"),
     "ernie4_5": Adapter("ernie4_5", biases=True),
+    "deepseek_v2": replace(
+        EXPERTS, module="deepseek_v2", always={"DeepseekV2Attention": LatentAttention}, adjust=set_scales
+    ),
+    "deepseek_v3": replace(
+        EXPERTS, module="deepseek_v3", always={"DeepseekV3Attention": LatentAttention}, adjust=set_scales
+    ),
+    "glm4_moe_lite": replace(
+        EXPERTS, module="glm4_moe_lite", always={"Glm4MoeLiteAttention": LatentAttention}, adjust=set_scales
+    ),
     "minicpm3": Adapter(
         "minicpm3", always={"Attention": LatentAttention, "ModelArgs": MiniCpm3Args}, adjust=adjust_minicpm3
     ),
@@ -295,6 +313,7 @@ def load_architecture(
         model = model_class(args)
         if config.tie_embeddings and family.head == "removed":
             del model.lm_head
+        replace_routers(model, config)
         mtp = MtpLayer(module, args) if config.mtp else None
         load_weights(model, weights, config, mtp)
     except (ValueError, KeyError, RuntimeError) as error:
@@ -359,10 +378,16 @@ def _adapter(path: Path, config: ModelConfig) -> Adapter:
     if not adapter.dense_layers and not all(layer.experts for layer in config.plan):
         problem = f"an MLP in place of experts is not supported by the MLX backend for {config.family}"
         raise CheckpointError(file, "decoder_sparse_step", f"{problem}: take --backend iree")
+    if config.family == "ernie4_5_moe" and any(a.experts > b.experts for a, b in pairwise(config.plan)):
+        problem = "a dense layer behind one with experts is not supported by the MLX backend: take --backend iree"
+        raise CheckpointError(file, "moe_layer_interval", problem)
     if adapter.mixer == "linear_attn" and _attention_interval(config) is None:
         problem = "is supported by the MLX backend with attention in every nth layer only"
         raise CheckpointError(file, "layer_types", problem)
-    if adapter.fixed_biases and not (config.qkv_bias and config.o_bias and config.mlp_bias):
+    if adapter.fixed_biases and config.experts is not None and not (config.qkv_bias and config.head_bias):
+        problem = "false is not supported by the MLX backend: take --backend iree"
+        raise CheckpointError(file, "lm_head_bias" if config.qkv_bias else "attention_bias", problem)
+    if adapter.fixed_biases and config.experts is None and not (config.qkv_bias and config.o_bias and config.mlp_bias):
         raise CheckpointError(file, "use_bias", f"false is not supported by the MLX backend for {config.family}")
     if config.tie_embeddings and adapter.head == "kept":
         raise CheckpointError(file, "tie_word_embeddings", f"is not supported by the MLX backend for {config.family}")
@@ -422,6 +447,28 @@ def _hybrid_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+def _router_config(config: ModelConfig, experts: Experts) -> dict[str, Any]:
+    """Fields of mixtures whose router `RoutedExperts` replaces, and of their dense layers, see `_model_config`."""
+    dense = next((number for number, layer in enumerate(config.plan) if layer.experts), config.layers)
+    return {
+        "n_routed_experts": experts.count,
+        "n_shared_experts": experts.shared_ffn // experts.ffn or None,
+        "first_k_dense_replace": dense,
+        "num_dense_layers": dense,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "moe_num_experts": experts.count,
+        "moe_k": experts.per_token,
+        "moe_num_shared_experts": experts.shared_ffn // experts.ffn,
+        "moe_layer_start_index": dense,
+        "moe_layer_interval": 1,
+        "moe_layer_end_index": None,
+        "moe_gate_act": "softmax",
+        "use_expert_bias": experts.router.bias,
+    }
+
+
 def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
     """Fields of config.json for mlx-lm, as both backends read them: its defaults differ from transformers'.
 
@@ -440,6 +487,7 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
             "shared_expert_intermediate_size": experts.shared_ffn,
             "shared_intermediate_size": experts.shared_ffn,
             "norm_topk_prob": experts.normalize,
+            **_router_config(config, experts),
             "decoder_sparse_step": 1,
             "mlp_only_layers": [number for number, layer in enumerate(config.plan) if not layer.experts],
         }

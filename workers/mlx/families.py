@@ -16,7 +16,8 @@ BATCHED = frozenset(
         *("gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral", "lfm2", "qwen3_5_text", "starcoder2", "stablelm"),
         *("gpt_neox", "cohere", "cohere2", "phi", "glm", "glm4", "exaone4", "nemotron", "olmo", "arcee", "helium"),
         *("ernie4_5", "ministral", "ministral3", "qwen2_moe", "olmoe", "granitemoe", "granitemoeshared"),
-        *("qwen3_5_moe_text", "qwen3_next", "minicpm3"),
+        *("qwen3_5_moe_text", "qwen3_next", "glm4_moe", "ernie4_5_moe", "phimoe", "lfm2_moe", "deepseek_v2"),
+        *("deepseek_v3", "glm4_moe_lite", "minicpm3"),
     }
 )
 """Families of which `workers.mlx.runner` computes several sequences at a time."""

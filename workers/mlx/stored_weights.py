@@ -16,6 +16,7 @@ from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.mlx.converted_tensors import Groups, read_converted
 from workers.mlx.modules.latent import KV_B, split_heads
+from workers.mlx.modules.routed_experts import rename_router_biases
 from workers.mlx.mtp import MtpLayer, load_mtp
 
 _AWQ_BITS = 4
@@ -42,6 +43,7 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         load_mtp(mtp, tensors, quantization)
     if config.latent is not None:
         tensors = split_heads(tensors, config, _groups_of(tensors, quantization, groups))
+    tensors = rename_router_biases(tensors, config)
     if config.family not in STACKED_BY_MLX_LM:
         tensors = _stack_experts(tensors)
     if hasattr(model, "sanitize"):

@@ -209,13 +209,14 @@ def test_gate_with_the_instructions_of_lesser_cpus(load: Load, tmp_path: Path, c
     [
         pytest.param("gemma3_text", {"sliding_window": 9}, marks=exhaustive, id="windows"),
         pytest.param("qwen3_moe", {}, marks=exhaustive, id="experts"),
+        pytest.param("glm4_moe", {}, marks=exhaustive, id="routed experts"),
         pytest.param("granite", {}, id="multipliers"),
     ],
 )
 def test_gate_of_windows_experts_and_multipliers(
     load: Load, tmp_path: Path, family: str, fields: dict[str, int]
 ) -> None:
-    runner = load(make_checkpoint(tmp_path / "model", family, tied=family != "qwen3_moe", fields=fields))
+    runner = load(make_checkpoint(tmp_path / "model", family, tied="moe" not in family, fields=fields))
     fetch_all(runner, "decode_1")
     report = run_gate(lambda: runner)
     assert (report.requests >= 32, report.most_active) == (True, 8)

@@ -43,6 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma3": {"family": "gemma3_text", "fields": {"sliding_window": 9}, "dtype": "bfloat16"},
     "qwen3-moe": {"family": "qwen3_moe", "tied": False},
     "mixtral": {"family": "mixtral", "tied": False},
+    "glm4-moe": {"family": "glm4_moe", "tied": False, "dtype": "bfloat16"},
     "minicpm3": {"family": "minicpm3", "dtype": "bfloat16"},
     "phi": {"family": "phi", "tied": False, "dtype": "bfloat16"},
     "stablelm": {"family": "stablelm", "tied": False},

@@ -12,6 +12,7 @@ from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds, read_latent
 from workers.checkpoints.architectures.parts import (
     Activation,
+    ExpertRouter,
     Experts,
     GatedDelta,
     HeadNorm,
@@ -434,13 +435,30 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     normalize = family.normalizes_experts
     if normalize is None:
         normalize = fields.flag("norm_topk_prob", False)
-    shared = 0 if family.shared_ffn is None else _shared_width(fields, family, family.shared_ffn)
-    return Experts(count, chosen, fields.integer(family.expert_ffn), normalize, shared, family.shared_gate)
+    ffn, router = fields.integer(family.expert_ffn), family.read_router(fields)
+    _check_groups(fields, router, count, chosen)
+    return Experts(count, chosen, ffn, normalize, _shared_width(fields, family, ffn), family.shared_gate, router)
 
 
-def _shared_width(fields: Fields, family: Family, name: str) -> int:
-    """Read the width of the shared expert. It may be 0 in a family where that is the default."""
-    if fields.get(name) == 0 == family.defaults.get(name):
+def _check_groups(fields: Fields, router: ExpertRouter, count: int, chosen: int) -> None:
+    """Refuse groups that are not equal, or that leave too few experts to choose from."""
+    size = count // router.groups
+    if router.groups > 1 and (count % router.groups or size < router.group_best):
+        problem = f"{router.groups} groups of {count} experts are not equal, or of fewer than {router.group_best}"
+        raise fields.error("n_group", problem)
+    if not -(-chosen // size) <= router.kept_groups <= router.groups:
+        problem = f"{router.kept_groups} of {router.groups} groups of {size} experts do not leave {chosen} to choose"
+        raise fields.error("topk_group", problem)
+
+
+def _shared_width(fields: Fields, family: Family, expert: int) -> int:
+    """Read the width of the shared expert. It may be 0 in a family where that is the default, or that has a number of
+    shared experts."""
+    if family.shared_count is not None:
+        none = fields.get(family.shared_count) in (None, 0)
+        return 0 if none else expert * fields.integer(family.shared_count, most=MAX_PARTS)
+    name = family.shared_ffn
+    if name is None or fields.get(name) == 0 == family.defaults.get(name):
         return 0
     width: int = fields.integer(name)
     return width
@@ -450,6 +468,8 @@ def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[b
     """Find the layers with experts."""
     if not family.experts:
         return (False,) * layers
+    if family.layers_with_experts is not None:
+        return family.layers_with_experts(fields, layers)
     step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
     if not isinstance(dense, list):
         raise fields.error("mlp_only_layers", "is not a list of layers")

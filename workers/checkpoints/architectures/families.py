@@ -14,8 +14,8 @@ from workers.checkpoints.architectures.family import (
 )
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
 from workers.checkpoints.architectures.latent_families import LATENT
-from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTURES, MULTIPLIERS
-from workers.checkpoints.architectures.parts import ExpertNames, Names
+from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTRAL_EXPERTS, MIXTURES, MULTIPLIERS
+from workers.checkpoints.architectures.parts import Names
 
 GEMMA = frozenset({"final_logit_softcapping", "query_pre_attn_scalar"})
 GEMMA_DEFAULTS = {
@@ -147,14 +147,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mixtral": Family(
         "MixtralForCausalLM",
-        names=Names(
-            experts=ExpertNames(
-                "block_sparse_moe.gate",
-                "block_sparse_moe.experts.{}.w1",
-                "block_sparse_moe.experts.{}.w3",
-                "block_sparse_moe.experts.{}.w2",
-            )
-        ),
+        names=Names(experts=MIXTRAL_EXPERTS),
         windowed=all_layers,
         experts=True,
         reads=EXPERTS,

@@ -10,6 +10,7 @@ from typing import Any
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.parts import (
     Activation,
+    ExpertRouter,
     HeadNorm,
     MixerKind,
     Names,
@@ -23,19 +24,25 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "attention_out_bias": 0,
     "attn_logit_softcapping": 0,
     "clip_qkv": 0,
+    "n_routed_experts": 0,
+    "n_shared_experts": 0,
     "conv_bias": 0,
     "dim_model_base": 0,
     "embedding_multiplier": 1,
     "final_logit_softcapping": 0,
     "logit_scale": 1,
     "logits_scaling": 1,
+    "lm_head_bias": 0,
     "mlp_bias": 0,
+    "moe_num_experts": 0,
+    "moe_num_shared_experts": 0,
     "no_rope_layers": [],
     "num_experts": 0,
     "num_local_experts": 0,
     "num_shared_experts": 0,
     "query_pre_attn_scalar": 0,
     "residual_multiplier": 1,
+    "routed_scaling_factor": 1,
     "rope_interleaved": 0,
     "rotary_pct": 1,
     "scale_depth": 0,
@@ -157,6 +164,14 @@ class Family:
     """The field with the width of the shared expert. None: there is no shared expert."""
     shared_gate: bool = False
     """The shared expert has a gate."""
+    shared_count: str | None = None
+    """The field with the number of shared experts, which are one MLP, so many times as wide as an expert; it may be 0.
+    None: `shared_ffn` has the width."""
+    read_router: Callable[[Fields], ExpertRouter] = lambda fields: ExpertRouter()
+    """The rule for the router."""
+    layers_with_experts: Callable[[Fields, int], tuple[bool, ...]] | None = None
+    """The rule that says for each of a number of layers whether it has experts. None: `decoder_sparse_step` and
+    `mlp_only_layers` say so."""
     mtp_heads: bool = False
     """Checkpoints may have heads for multi-token prediction, `num_nextn_predict_layers` of them."""
     reads: frozenset[str] = frozenset()

@@ -14,6 +14,9 @@ together."""
 QkvLayout = Literal["parts", "heads", "kv_heads"]
 """Order of the rows of a matrix of queries, keys and values: one kind after the other, or all kinds of each head, or of
 each KV head and the queries that it serves."""
+RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
+"""Scores of experts from their logits: their softmax, their sigmoids, or SparseMixer's
+(https://arxiv.org/abs/2409.12136), where each choice weighs its expert by a softmax over those that are near it."""
 MixerKind = Literal["attention", "convolution", "gated_delta"]
 """The way in which a layer mixes its rows with earlier ones. All but attention keep a state of constant size for each
 slot."""
@@ -43,6 +46,10 @@ class ExpertNames:
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     """The projection of a row to the gate of that expert."""
+    router_bias: str = "mlp.gate.e_score_correction_bias"
+    """The whole name of `ExpertRouter.bias`."""
+    router_bias_row: bool = False
+    """That bias is a matrix of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,34 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRouter:
+    """The scores by which a row chooses its experts, of equal ones the first. The defaults describe a plain softmax."""
+
+    score: RouterScore = "softmax"
+    bias: bool = False
+    """Each expert has a bias, which is added to its score where experts are chosen, but not in their weights."""
+    groups: int = 1
+    """Consecutive experts form so many groups of equal size."""
+    kept_groups: int = 1
+    """Experts are chosen from the groups with the highest scores, so many."""
+    group_best: int = 2
+    """The score of a group is the sum of so many highest scores of its experts, bias included: 1 or 2."""
+    scale: float = 1.0
+    """Factor of the weights of chosen experts."""
+    sum_offset: float = 0.0
+    """Added to the sum that normalized weights are divided by."""
+    least_sum: float = 0.0
+    """The least value of that sum."""
+    jitter: float = 0.0
+    """SparseMixer's: experts are near the best if they fall short of it by at most twice this part."""
+
+    @property
+    def by_logits(self) -> bool:
+        """The order of the logits is the order of the scores."""
+        return self.score == "softmax" and not self.bias and self.groups == 1
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts: of `count` experts the `per_token` with the highest router scores compute a row."""
 
@@ -86,6 +121,7 @@ class Experts:
     """Width of the shared expert, a gated MLP that computes every row and is added; 0 is none."""
     shared_gate: bool = False
     """The shared expert's rows are multiplied by the sigmoid of a projection of the row."""
+    router: ExpertRouter = ExpertRouter()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,14 @@ class LongRope:
     long: tuple[float, ...]
     original: int
     attention_factor: float
+    long_attention_factor: float | None = None
+    """The factor beside the long set, where it is another one."""
 
     def scale(self, rope: "Rope", context: int) -> tuple[Frequencies, float]:
-        return rope.plain() / np.array(self.long if context > self.original else self.short), self.attention_factor
+        if context <= self.original:
+            return rope.plain() / np.array(self.short), self.attention_factor
+        factor = self.attention_factor if self.long_attention_factor is None else self.long_attention_factor
+        return rope.plain() / np.array(self.long), factor
 
 
 Scaling = Linear | Llama3 | Yarn | LongRope

@@ -19,7 +19,15 @@ KEYS = {
         "mscale_all_dim",
         "truncate",
     },
-    "longrope": {"factor", "short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"},
+    "longrope": {
+        "factor",
+        "short_factor",
+        "long_factor",
+        "attention_factor",
+        "original_max_position_embeddings",
+        "short_mscale",
+        "long_mscale",
+    },
 }
 """The keys of each kind of scaling, beside `COMMON_KEYS`; another key would mean another formula."""
 COMMON_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
@@ -164,4 +172,7 @@ def _longrope(fields: Fields, plan: Fields, dims: int) -> LongRope:
     if attention is None:
         attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     short, long = plan.numbers("short_factor", dims // 2), plan.numbers("long_factor", dims // 2)
-    return LongRope(short, long, original, attention)
+    if plan.get("short_mscale") is None and plan.get("long_mscale") is None:
+        return LongRope(short, long, original, attention)
+    # Phi-3.5-MoE states the factors themselves.
+    return LongRope(short, long, original, plan.number("short_mscale"), plan.number("long_mscale"))

@@ -231,6 +231,9 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
     every = range(experts.count)
     up = ((name.format(e) + ".weight", (experts.ffn, hidden)) for e in every for name in (names.gate, names.up))
     yield Tensor("router", ((f"{names.router}.weight", (experts.count, hidden)),))
+    if experts.router.bias:
+        shape = (1, experts.count) if names.router_bias_row else (experts.count,)
+        yield Tensor("router_bias", ((names.router_bias, shape),), flat=True)
     yield Tensor("experts_gate_up", tuple(up))
     yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (hidden, experts.ffn)) for e in every))
     if not experts.shared_ffn:

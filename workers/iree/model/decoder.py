@@ -382,7 +382,8 @@ def mlp(
     """Return what the MLP adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts:
         router, up, down = (w[name + part] for part in EXPERTS)
-        return ops.experts(h, router, up, down, config, live, *shared_expert(config, ops, w, name, h, live))
+        shared, bias = shared_expert(config, ops, w, name, h, live), w.get(name + "router_bias")
+        return ops.experts(h, router, up, down, config, live, *shared, bias)
     down, up_name = w[name + "down"], name + ("gate_up" if config.gated else "up")
     if config.gated and not config.mlp_bias:
         return ops.mlp(h, w[up_name], down, config.hidden_size, config.ffn, config.activation, live)

@@ -180,10 +180,11 @@ class Ops(Protocol):
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        bias: jax.Array | None = None,
     ) -> jax.Array:
         """Return what a mixture of experts adds to the rows of an operand: float32 [rows, hidden]. `up` and `down` are
         those of all experts, one after the other. `shared` is what the shared expert computes, float32 [rows, hidden],
-        and `gate` the logits of its gate, float32 [rows, 1]."""
+        and `gate` the logits of its gate, float32 [rows, 1]. `bias` is `ExpertRouter.bias`, float32 [experts]."""
 
     def rope_and_cache(
         self,

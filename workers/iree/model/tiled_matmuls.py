@@ -19,7 +19,8 @@ from workers.iree.kernels.matmul.quantized_linear import quantized_linear
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul
 from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
 from workers.iree.kernels.moe.quantized_experts import QuantizedExperts, quantized_experts_down, quantized_experts_up
-from workers.iree.kernels.moe.routing import Mixture, group, route
+from workers.iree.kernels.moe.router import route
+from workers.iree.kernels.moe.routing import Mixture, group
 from workers.iree.kernels.rowwise.glu import glu
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
@@ -188,6 +189,7 @@ class TiledMatmuls:
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        bias: jax.Array | None = None,
     ) -> jax.Array:
         m = _mixture_of(config, x.shape[0])
         names = [f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")]
@@ -198,7 +200,7 @@ class TiledMatmuls:
         self.add_kernel(combined, combine, m, live=live is not None, shared=has[0], gate=has[1])
         per, lists = m.experts.per_token, tuple(numbers(size) for size in m.lists.values())
         logits = self.linear(x, router, m.experts.count, None, live)
-        chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits, live)
+        chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits, bias, live)
         groups = call(grouped, lists, chosen, live)
         mixed = self._experts_up(m, x, up, groups, config.activation, live)
         added = self._experts_down(m, mixed, down, groups, live)

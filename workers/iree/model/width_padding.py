@@ -54,6 +54,7 @@ _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "norm_hidden": ("hidden",),
     "norm_final": ("hidden",),
     "router": (None, "hidden"),
+    "router_bias": (None,),
     "experts_gate_up": ("expert_ffn", "hidden"),
     "experts_down": ("hidden", "expert_ffn"),
     "shared_gate_up": ("shared_ffn", "hidden"),

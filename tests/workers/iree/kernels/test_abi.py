@@ -11,7 +11,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.checkpoints.architectures.parts import Experts, GatedDelta
+from workers.checkpoints.architectures.parts import ExpertRouter, Experts, GatedDelta
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.quantized_matrix import GroupFormat
 from workers.iree import kernels
@@ -33,7 +33,8 @@ from workers.iree.kernels.matmul.quantized_linear import quantized_linear
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul
 from workers.iree.kernels.moe.experts import combine, experts_down, experts_up
 from workers.iree.kernels.moe.quantized_experts import QuantizedExperts, quantized_experts_down, quantized_experts_up
-from workers.iree.kernels.moe.routing import Mixture, group, route
+from workers.iree.kernels.moe.router import route
+from workers.iree.kernels.moe.routing import Mixture, group
 from workers.iree.kernels.recurrent.convolution import Convolution, convolution
 from workers.iree.kernels.recurrent.gated_delta import DeltaRule, gated_delta
 from workers.iree.kernels.recurrent.gates import gated_norm, output_gate
@@ -168,7 +169,8 @@ def each_kernel() -> Iterator[tuple[str, Made]]:
         for rows, width in ((ROWS, HIDDEN), (ROWS * 3, FFN))
     )
     matmul = QuantizedMatmul(activations, 9 * 16, PACKING, PLAIN_DOTS, 2)
-    mixture = Mixture(ROWS, HIDDEN, Experts(count=10, per_token=3, ffn=FFN, normalize=True))
+    experts = Experts(count=10, per_token=3, ffn=FFN, normalize=True, router=ExpertRouter(bias=True))
+    mixture = Mixture(ROWS, HIDDEN, experts)
     up, down = (QuantizedExperts(mixture, rows, PACKING, PLAIN_DOTS, 2) for rows in (activations, of_pairs))
     step = shape(2, ROWS, 1)
     rope = RopeAndCache(step, kind, 1e-5, "all")

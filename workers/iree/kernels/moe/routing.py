@@ -1,10 +1,9 @@
-"""Routing of a mixture of experts: the choice of experts for each row, and the rows of each expert.
+"""The rows of each expert of a mixture; `router` chooses the experts of each row.
 
 A *pair* is a row and one of its experts; pair `row * per_token + i` is the row's i-th choice. Pairs are grouped by
 expert, so that an expert's weights are read once for all rows that chose it and not at all where none did.
 """
 
-import math
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Experts
@@ -12,13 +11,8 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.live_rows import live_rows
 from workers.iree.kernels.ir.memory import Memory
-from workers.iree.kernels.ir.mlir_types import F32, I32, LANES, Type
-from workers.iree.kernels.ir.operations import exp
+from workers.iree.kernels.ir.mlir_types import I32, LANES
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
-
-LOW = -1.0e30
-"""Below every logit; what was chosen gets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,81 +49,6 @@ class Mixture:
     def take_lists(self, kernel: Kernel) -> list[Memory]:
         """Take what `group` gives as the next inputs of a kernel."""
         return [kernel.input(name, (size,), "i32") for name, size in self.lists.items()]
-
-
-def route(name: str, m: Mixture, *, live: bool = False) -> str:
-    """Logits f32 [rows, count] (, live i32 [1]) -> the best experts int32 [rows, per_token], best first and of equals
-    the first, and their weights f32 [rows, per_token], as softmax has them (https://arxiv.org/abs/1701.06538): those of
-    the first `live` rows.
-    """
-    count, chosen, groups = m.experts.count, m.experts.per_token, RowWorkgroups.of(m.rows)
-    kernel = Kernel(name, groups.count)
-    logits = kernel.input("logits", (m.rows, count), "f32")
-    number = kernel.input("live", (1,), "i32") if live else None
-    experts = kernel.output("experts", (m.rows, chosen), "i32")
-    weights = kernel.output("weights", (m.rows, chosen), "f32")
-    held = kernel.code.allocate((count,), "f32")
-    groups.write(kernel, number, lambda row: _route_row(kernel.code, m, row, logits, held, experts, weights))
-    return kernel.function()
-
-
-def _route_row(
-    code: Code, m: Mixture, row: Value, logits: Memory, held: Memory, experts: Memory, weights: Memory
-) -> None:
-    """Choose the experts of a row; `held` is room for its logits."""
-    count, chosen = m.experts.count, m.experts.per_token
-    lanes = math.gcd(LANES, count)
-    code.repeat(0, count, lambda at: held.store(logits.load_vector([row, at], lanes), [at]), lanes)
-    powers: list[Value] = []
-    best: Value | None = None
-    for i in range(chosen):
-        value, expert = _best(code, held, lanes)
-        best = value if best is None else best
-        experts.store(expert, [row, i])
-        held.store(code.constant(LOW, F32), [expert.astype("index", signed=True)])
-        powers.append(_power(value, best))
-    assert best is not None
-    total = powers[0]
-    if m.experts.normalize:
-        for power in powers[1:]:
-            total = total + power
-    else:
-        total = _sum_of_powers(code, logits, row, best, lanes)
-    for i, power in enumerate(powers):
-        weights.store(power / total, [row, i])
-
-
-def _best(code: Code, held: Memory, lanes: int) -> tuple[Value, Value]:
-    """Return the greatest value and its place, an int32; the last place where all are NaN."""
-    (count,) = held.shape
-    start = code.constant(LOW, Type("f32", lanes))
-    (most,) = code.loop(0, count, [start], lambda at, tops: [tops[0].maxnum(held.load_vector([at], lanes))], lanes)
-    best = most.reduce("maxnumf")
-    wanted, beyond = best.broadcast(lanes), code.constant(count - 1, Type("i32", lanes))
-
-    def first(at: Value, lists: list[Value]) -> list[Value]:
-        here = at.astype("i32", signed=True).broadcast(lanes) + code.iota(0, lanes)
-        place = held.load_vector([at], lanes).equals(wanted).select(here, beyond)
-        return [lists[0].minimum(place, signed=True)]
-
-    (lists,) = code.loop(0, count, [beyond], first, lanes)
-    return best, lists.reduce("minsi")
-
-
-def _power(value: Value, top: Value) -> Value:
-    """Return exp(value - top), computed as a vector like all others."""
-    return exp((value - top).broadcast()).lane(0)
-
-
-def _sum_of_powers(code: Code, logits: Memory, row: Value, best: Value, lanes: int) -> Value:
-    """Return the sum of exp(logit - best) of all experts."""
-    top = best.broadcast(lanes)
-
-    def add(at: Value, sums: list[Value]) -> list[Value]:
-        return [sums[0] + exp(logits.load_vector([row, at], lanes) - top)]
-
-    (sums,) = code.loop(0, logits.shape[-1], [code.constant(0.0, Type("f32", lanes))], add, lanes)
-    return sums.sum_lanes()
 
 
 def group(name: str, m: Mixture, *, live: bool = False) -> str:
