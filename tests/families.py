@@ -117,6 +117,11 @@ def routed_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights
     yield "mlp.gate.e_score_correction_bias", weights.bias(count)
 
 
+def softmax_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """DeepSeek-V2's mixture behind dense layers, whose router has no bias."""
+    yield from ((name, each) for name, each in routed_experts(config, layer, weights) if not name.endswith("bias"))
+
+
 def ernie_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
     """ERNIE's, whose bias is a matrix of one row."""
     if layer < config["moe_layer_start_index"]:
@@ -567,7 +572,7 @@ FAMILIES: Mapping[str, Traits] = {
         | {"q_lora_rank": None, "norm_topk_prob": False, "topk_method": "group_limited_greedy"},
         optional_bias=False,
         mixer=latent_layers.latent_attention,
-        mlp=routed_experts,
+        mlp=softmax_experts,
         without=("head_dim",),
     ),
     "deepseek_v3": Traits(
