@@ -16,6 +16,7 @@ from workers.checkpoints.architectures.parts import (
     Experts,
     GatedDelta,
     HeadNorm,
+    KvShape,
     LatentAttention,
     LayerConfig,
     Names,
@@ -121,6 +122,8 @@ class ModelConfig:
     """The latent attention, of all layers; `kv_heads` is 1 then, and `head_dim` the lanes of its keys."""
     other_tensors: tuple[str, ...] = ()
     """Prefixes of tensors that checkpoints may have and that logits do not depend on."""
+    kv_shapes: tuple[KvShape, ...] = ()
+    """The shapes of keys and values that layers choose from; empty is one, of `kv_heads` and `head_dim`."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -141,16 +144,52 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> int:
-        """Layers that have keys and values."""
-        return self.kv_index(self.layers) + self.mtp
+        """Layers that have keys and values of their own, that of a head for multi-token prediction included."""
+        return len(self.kv_owners)
+
+    @property
+    def kv_owners(self) -> tuple[int, ...]:
+        """The layers that have keys and values of their own. A head for multi-token prediction is the layer behind the
+        last one."""
+        own = (number for number, each in enumerate(self.plan) if each.kind == "attention" and each.kv_source is None)
+        return (*own, *([self.layers] if self.mtp else []))
+
+    def kv_owner(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer reads: its own, or those of its source."""
+        source = self.plan[layer].kv_source if layer < self.layers else None
+        return layer if source is None else source
+
+    def kv_place(self, layer: int) -> int:
+        """Return the place, among those of all layers, of the keys and values that a layer reads."""
+        return self.kv_owners.index(self.kv_owner(layer))
+
+    def kv_shape(self, layer: int) -> KvShape:
+        """Return the shape of the keys and values that a layer reads. Its queries are as wide as its keys."""
+        if not self.kv_shapes:
+            return KvShape(self.kv_heads, self.head_dim, self.head_dim)
+        return self.kv_shapes[self.plan[layer].kv_shape if layer < self.layers else 0]
+
+    @property
+    def kv_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each array of the KV cache: those with keys and values of one shape, in the order of
+        `kv_shapes`."""
+        groups: dict[int, list[int]] = {}
+        for layer in self.kv_owners:
+            groups.setdefault(self.plan[layer].kv_shape if layer < self.layers else 0, []).append(layer)
+        return tuple(tuple(groups[shape]) for shape in sorted(groups))
+
+    def kv_group(self, layer: int) -> int:
+        """Return the number of the array of the KV cache that has the keys and values that a layer reads."""
+        owner = self.kv_owner(layer)
+        return next(number for number, group in enumerate(self.kv_groups) if owner in group)
 
     def kv_index(self, layer: int) -> int:
-        """Return how many of the first `layer` layers have keys and values: the place of a layer in the KV cache."""
-        return sum(each.kind == "attention" for each in self.plan[:layer])
+        """Return the place, in its array of the KV cache, of the keys and values that a layer reads."""
+        return self.kv_groups[self.kv_group(layer)].index(self.kv_owner(layer))
 
     def state_index(self, layer: int) -> int:
         """Return how many of the first `layer` layers have a recurrent state."""
-        return layer - self.kv_index(layer)
+        return sum(each.kind != "attention" for each in self.plan[:layer])
 
     @property
     def state_layers(self) -> int:
@@ -281,6 +320,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         delta=read_delta(fields, plan),
         attention_gate=family.attention_gate,
         latent=latent,
+        kv_shapes=() if latent is None else (KvShape(1, latent.keys, latent.rank),),
         other_tensors=family.other_tensors,
     )
 
@@ -340,14 +380,14 @@ def _refuse_unsupported(fields: Fields, name: str, family: Family) -> None:
             raise fields.error(field, f"{value!r} is not supported, only {neutral!r}")
 
 
-def _heads(
-    fields: Fields, hidden: int, family: Family, latent: LatentAttention | None
-) -> tuple[int, int, int]:
+def _heads(fields: Fields, hidden: int, family: Family, latent: LatentAttention | None) -> tuple[int, int, int]:
     """Read the numbers of query heads and of KV heads, and the lanes of a head."""
     heads = fields.integer("num_attention_heads")
     if latent is not None:
         if fields.integer("num_key_value_heads", heads) != heads:
-            raise fields.error("num_key_value_heads", f"is not num_attention_heads, {heads}, of which each has a matrix")
+            raise fields.error(
+                "num_key_value_heads", f"is not num_attention_heads, {heads}, of which each has a matrix"
+            )
         return heads, 1, latent.keys
     kv_heads = family.kv_heads or fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:

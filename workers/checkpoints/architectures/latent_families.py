@@ -28,7 +28,7 @@ def softmax_router(fields: Fields) -> ExpertRouter:
 
 
 def listed_experts(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """GLM-4.7-Flash's rule: `mlp_layer_types` lists the layers with experts; without it, all but the first have them."""
+    """GLM-4.7-Flash's rule: `mlp_layer_types` lists the layers with experts; otherwise all but the first have them."""
     kinds = fields.get("mlp_layer_types")
     if kinds is None:
         return after_dense("first_k_dense_replace", 1)(fields, layers)

@@ -125,6 +125,18 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class KvShape:
+    """The keys and values of a layer."""
+
+    heads: int
+    """KV heads."""
+    key_width: int
+    """Lanes of a key, and of a query."""
+    value_width: int
+    """Lanes of a value."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """The configuration of one layer: what may differ between the layers of a model."""
 
@@ -135,6 +147,10 @@ class LayerConfig:
     experts: bool = False
     """A mixture of experts replaces the MLP."""
     kind: MixerKind = "attention"
+    kv_shape: int = 0
+    """The index of the shape of keys and values in `ModelConfig.kv_shapes`."""
+    kv_source: int | None = None
+    """The earlier layer whose keys and values this layer reads: it has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)

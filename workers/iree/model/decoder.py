@@ -19,7 +19,7 @@ from workers.checkpoints.architectures.parts import LatentAttention, LayerConfig
 from workers.checkpoints.architectures.row_order import HeadPart, RowsOrder
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout, KvLayout, replaced
 from workers.iree.model.ops import (
     DenseWeights,
     LayerNormWeights,
@@ -117,40 +117,44 @@ class StepInputs:
         """Return the angles of the layer's rotation; None for a layer without positions."""
         if layer.rope is None:
             return None
-        half = config.ropes[layer.rope].dims // 2
-        mine = slice(layer.rope * half, (layer.rope + 1) * half)
+        first = sum(rope.dims for rope in config.ropes[: layer.rope]) // 2
+        mine = slice(first, first + config.ropes[layer.rope].dims // 2)
         return RopeAngles(*(all_.reshape(-1, all_.shape[-1])[:, mine] for all_ in (self.cos, self.sin)))
 
 
 def forward(
     config: ModelConfig,
     ops: Ops,
-    cache: KvLayout,
+    cache: CacheLayout,
     w: Parameters,
     inputs: StepInputs,
-    kv: jax.Array,
+    kv: tuple[jax.Array, ...],
     states: jax.Array | None = None,
     places: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, the
-    hidden rows before the norm, float32 [rows, hidden], and the recurrent states after the rows.
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array | None]:
+    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the arrays of the cache with the
+    new rows, the hidden rows before the norm, float32 [rows, hidden], and the recurrent states after the rows.
 
     `states` are float32 [states, values], where the model has layers with a state, and `places` as in `Recurrence`.
     """
     first = norm_weights(config, ops, w, "0.norm_attention")
     x, h = ops.norm(embed(config, ops, w, inputs), None, None, first, config.rms_eps, live=inputs.step.live)
-    state: LayerState = (x, h, kv, None)
+    counters: tuple[jax.Array | None, ...] = (None,) * len(kv)
     for number, layer in enumerate(config.plan):
         last = number == config.layers - 1
         following = norm_weights(config, ops, w, "norm" if last else f"{number + 1}.norm_attention")
         if states is not None and layer.kind != "attention":
-            x, h, *others = state
             recurrence = Recurrence(states, config.state_offset(number), cache.attended, places)
             delta, states = recurrent_mixer(config, ops, w, number, h, recurrence, inputs.step)
-            state = (*after_mixer(config, ops, w, number, x, delta, following, inputs.step.live), *others)
+            x, h = after_mixer(config, ops, w, number, x, delta, following, inputs.step.live)
         else:
-            state = layer_of(config, ops, w, number, state, following, inputs.angles(config, layer), cache, inputs.step)
-    return state[1], state[2], state[0], states
+            group, angles = config.kv_group(number), inputs.angles(config, layer)
+            state: LayerState = (x, h, kv[group], counters[group])
+            x, h, array, count = layer_of(
+                config, ops, w, number, state, following, angles, cache.groups[group], inputs.step
+            )
+            kv, counters = replaced(kv, group, array), replaced(counters, group, count)
+    return h, kv, x, states
 
 
 def layer_of(
@@ -166,8 +170,9 @@ def layer_of(
 ) -> LayerState:
     """Compute a layer, by one kernel if there is one."""
     fused = None
-    plain = not (config.mlp_bias or config.parallel or config.attention_gate or config.plan[number].experts)
-    plain = plain and config.latent is None
+    layer, shape = config.plan[number], config.kv_shape(number)
+    plain = not (config.mlp_bias or config.parallel or config.attention_gate or layer.experts)
+    plain = plain and layer.kv_source is None and shape.key_width == shape.value_width
     if plain and config.gated and not isinstance(following, LayerNormWeights):
         dense = dense_weights(config, w, number, following)
         fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
@@ -212,8 +217,11 @@ def _unweighted(config: ModelConfig, ops: Ops, name: str) -> NormWeights | None:
 
 
 def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array, jax.Array] | None:
-    """Return the norms of the heads of queries and keys of the layer `name`."""
-    return (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
+    """Return the norms of the heads of queries and keys of the layer `name`; of a layer without keys, that of queries
+    twice."""
+    if config.head_norm is None:
+        return None
+    return w[name + "q_norm"], w.get(name + "k_norm", w[name + "q_norm"])
 
 
 def queries_and_cache(
@@ -250,25 +258,28 @@ def latent_projected(
         queries = ops.linear(low, w[name + "latent_queries"], heads * kind.query, None, live)
     passed = ops.first_columns(queries, heads * kind.passed, None, kind.eps, live)
     multiplied = ops.head_linear(passed, w[name + "latent_keys"], heads, live, operand=False)
-    out = ops.latent_rows(queries, rows, multiplied, w[name + "latent_norm"], config, live)
-    return jnp.pad(out, ((0, 0), (0, kind.rotated)))  # HACK until KV shapes
+    return ops.latent_rows(queries, rows, multiplied, w[name + "latent_norm"], config, live)
 
 
 def projected(
     config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, live: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return the queries, keys and values of normed rows, float32 [rows, heads * head_dim], and the gate of attention's
-    output, float32 [rows, query heads * head_dim], if the model has one."""
+    """Return the queries, keys and values of normed rows, float32 [rows, lanes of all heads], or the queries alone if
+    the layer has no keys and values of its own, and the gate of attention's output, float32 [rows, lanes of all
+    queries], if the model has one."""
     if config.latent is not None:
         return latent_projected(config, ops, w, number, config.latent, h, live), None
-    name, queries = f"{number}.", config.heads * config.head_dim
-    width = (config.heads * (1 + config.attention_gate) + 2 * config.kv_heads) * config.head_dim
+    shape = config.kv_shape(number)
+    name, queries = f"{number}.", config.heads * shape.key_width
+    width = queries * (1 + config.attention_gate)
+    if config.plan[number].kv_source is None:
+        width += shape.heads * (shape.key_width + shape.value_width)
     qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), live)
     if config.qkv_clip is not None:
         qkv = jnp.clip(qkv, np.float32(-config.qkv_clip), np.float32(config.qkv_clip))
     if not config.attention_gate:
         return qkv, None
-    both = qkv[:, : 2 * queries].reshape(-1, config.heads, 2, config.head_dim)
+    both = qkv[:, : 2 * queries].reshape(-1, config.heads, 2, shape.key_width)
     query, gate = (both[:, :, part].reshape(-1, queries) for part in range(2))
     return jnp.concatenate([query, qkv[:, 2 * queries :]], axis=1), gate
 
@@ -293,12 +304,7 @@ def unfused_layer(
     if gate is not None:
         mixed = ops.output_gate(mixed, gate, live)
     if config.latent is not None:
-        v = w[name + "latent_values"]  # HACK until KV shapes
-        if v.ndim == 4:
-            v = jnp.pad(v, ((0, 0), (0, config.latent.rotated // v.shape[3]), (0, 0), (0, 0)))
-        else:
-            v = jnp.pad(v, ((0, 0), (0, config.latent.rotated)))
-        mixed = ops.head_linear(mixed, v, config.heads, live, operand=True)
+        mixed = ops.head_linear(mixed, w[name + "latent_values"], config.heads, live, operand=True)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
     if config.parallel:
         return *parallel_mlp(config, ops, w, number, x, h, delta, following, live), kv, counters

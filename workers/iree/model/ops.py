@@ -197,15 +197,17 @@ class Ops(Protocol):
         config: ModelConfig,
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
-        """Norm the heads of qkv, float32 [rows, heads * head_dim], rotate them, and write keys and values to the cache.
+        """Norm the heads of qkv, float32 [rows, lanes of all heads], rotate them, and write keys and values to the
+        layer's array of the cache. A layer that reads those of another one has queries alone.
 
-        Returns the queries as `attend` takes them, and the cache.
+        Returns the queries as `attend` takes them, and the array.
         """
 
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
     ) -> jax.Array:
-        """Attend from queries to the cache, within the layer's window -> an operand of width heads * head_dim."""
+        """Attend from queries to the layer's array of the cache, within its window -> an operand of width heads *
+        lanes of a value."""
 
     def first_columns(
         self,

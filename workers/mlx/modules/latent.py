@@ -61,8 +61,7 @@ class LatentAttention(nn.Module):  # type: ignore[misc]
         latent = self.kv_a_layernorm(latent)
         asked = mx.concatenate([self.rope(rotated, offset=cache.offset), self.latent_keys(passed)], axis=-1)
         keys = mx.concatenate([self.rope(lanes, offset=cache.offset), latent], axis=-1)
-        padded = mx.pad(latent, [(0, 0), (0, 0), (0, 0), (0, self._rotated)])  # HACK until KV shapes
-        found = cache.attend(asked, keys, padded, self.scale)[..., : self._rank]
+        found = cache.attend(asked, keys, latent, self.scale)
         out: mx.array = self.o_proj(self.latent_values(found).reshape(rows, 1, -1))
         return out
 
