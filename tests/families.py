@@ -567,9 +567,11 @@ FAMILIES: Mapping[str, Traits] = {
     ),
     "deepseek_v2": Traits(
         "DeepseekV2ForCausalLM",
-        lambda layers: latent_layers.SIZES
-        | latent_layers.EXPERTS
-        | {"q_lora_rank": None, "norm_topk_prob": False, "topk_method": "group_limited_greedy"},
+        lambda layers: (
+            latent_layers.SIZES
+            | latent_layers.EXPERTS
+            | {"q_lora_rank": None, "norm_topk_prob": False, "topk_method": "group_limited_greedy"}
+        ),
         optional_bias=False,
         mixer=latent_layers.latent_attention,
         mlp=softmax_experts,
@@ -577,9 +579,11 @@ FAMILIES: Mapping[str, Traits] = {
     ),
     "deepseek_v3": Traits(
         "DeepseekV3ForCausalLM",
-        lambda layers: latent_layers.SIZES
-        | latent_layers.EXPERTS
-        | {"norm_topk_prob": True, "rope_interleave": True, "num_nextn_predict_layers": 0},
+        lambda layers: (
+            latent_layers.SIZES
+            | latent_layers.EXPERTS
+            | {"norm_topk_prob": True, "rope_interleave": True, "num_nextn_predict_layers": 0}
+        ),
         optional_bias=False,
         mixer=latent_layers.latent_attention,
         mlp=routed_experts,
@@ -587,9 +591,11 @@ FAMILIES: Mapping[str, Traits] = {
     ),
     "glm4_moe_lite": Traits(
         "Glm4MoeLiteForCausalLM",
-        lambda layers: latent_layers.SIZES
-        | latent_layers.EXPERTS
-        | {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "rope_interleave": False},
+        lambda layers: (
+            latent_layers.SIZES
+            | latent_layers.EXPERTS
+            | {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "rope_interleave": False}
+        ),
         optional_bias=False,
         mixer=latent_layers.latent_attention,
         mlp=routed_experts,

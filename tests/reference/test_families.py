@@ -98,6 +98,12 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"family": "deepseek_v3", "tied": False, "rope_scaling": LATENT_YARN},
     "glm4_moe_lite": {"family": "glm4_moe_lite", "tied": False},
     "minicpm3": {"family": "minicpm3", "rope_scaling": LATENT_YARN},
+    "minicpm3-8-bit": {
+        "family": "minicpm3",
+        "layers": 1,
+        "fields": {"q_lora_rank": 64},
+        "quantized_bits": 8,
+    },
     "qwen2_moe": {"family": "qwen2_moe", "tied": False},
     "qwen2_moe-dense": {"family": "qwen2_moe", "tied": False, "fields": {"decoder_sparse_step": 2}},
     "qwen2_moe-8-bit": {

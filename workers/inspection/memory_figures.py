@@ -38,7 +38,7 @@ class MemoryFigures:
             dtypes: tuple[KvDtype, ...] = ("auto",) if config.row_bytes else ()
         else:
             weights = {each: _weights(spec, config, each) for each in get_args(Quantize)}
-            dtypes = get_args(KvDtype)
+            dtypes = get_args(KvDtype) if config.latent is None else ("auto",)
         counts = sorted({TOKENS, config.choose_context(0), config.max_positions})
         rows = {each: row_bytes(replace(spec, kv_dtype=each), backend, config) for each in dtypes}
         kv: dict[str, dict[int, int]] = {each: {count: count * one for count in counts} for each, one in rows.items()}

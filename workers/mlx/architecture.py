@@ -33,7 +33,7 @@ from workers.mlx.modules.dense_parts import (
     rotate_where_positions,
     separate_head,
 )
-from workers.mlx.modules.latent import LatentAttention, MiniCpm3Args, adjust_minicpm3, set_scales
+from workers.mlx.modules.latent import MiniCpm3Args, SlotLatentAttention, adjust_minicpm3, set_scales
 from workers.mlx.modules.mixture_parts import Qwen2MoeArgs
 from workers.mlx.modules.parts import (
     CappedAttention,
@@ -244,16 +244,16 @@ ADAPTERS: Mapping[str, Adapter] = {
     "helium": Adapter("helium", free_head_dim=False, head="removed"),
     "ernie4_5": Adapter("ernie4_5", biases=True),
     "deepseek_v2": replace(
-        EXPERTS, module="deepseek_v2", always={"DeepseekV2Attention": LatentAttention}, adjust=set_scales
+        EXPERTS, module="deepseek_v2", always={"DeepseekV2Attention": SlotLatentAttention}, adjust=set_scales
     ),
     "deepseek_v3": replace(
-        EXPERTS, module="deepseek_v3", always={"DeepseekV3Attention": LatentAttention}, adjust=set_scales
+        EXPERTS, module="deepseek_v3", always={"DeepseekV3Attention": SlotLatentAttention}, adjust=set_scales
     ),
     "glm4_moe_lite": replace(
-        EXPERTS, module="glm4_moe_lite", always={"Glm4MoeLiteAttention": LatentAttention}, adjust=set_scales
+        EXPERTS, module="glm4_moe_lite", always={"Glm4MoeLiteAttention": SlotLatentAttention}, adjust=set_scales
     ),
     "minicpm3": Adapter(
-        "minicpm3", always={"Attention": LatentAttention, "ModelArgs": MiniCpm3Args}, adjust=adjust_minicpm3
+        "minicpm3", always={"Attention": SlotLatentAttention, "ModelArgs": MiniCpm3Args}, adjust=adjust_minicpm3
     ),
     "ministral": LLAMA,
     "ministral3": LLAMA,

@@ -29,7 +29,7 @@ class HeadMatrices(nn.Module):  # type: ignore[misc]
         return multiplied.transpose(2, 1, 0, 3)
 
 
-class LatentAttention(nn.Module):  # type: ignore[misc]
+class SlotLatentAttention(nn.Module):  # type: ignore[misc]
     """Attention of DeepSeek, GLM 4.7 Flash and MiniCPM 3 models, for their modules of mlx-lm; `rope` and `scale` are
     set when the model is loaded."""
 

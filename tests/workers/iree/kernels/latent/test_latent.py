@@ -17,8 +17,20 @@ from workers.iree.model.plain_ops import PlainOps
 HEADS = 3
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETICS)
-@pytest.mark.parametrize(("outputs", "packed"), [(48, False), (16, True)])
+SIZES = [pytest.param(48, False, id="three-tiles"), pytest.param(16, True, marks=pytest.mark.exhaustive, id="packed")]
+
+
+@pytest.mark.parametrize(
+    "arithmetic",
+    [
+        ARITHMETICS[0],
+        *(
+            pytest.param(*each.values, id=each.id, marks=[*each.marks, pytest.mark.exhaustive])
+            for each in ARITHMETICS[1:]
+        ),
+    ],
+)
+@pytest.mark.parametrize(("outputs", "packed"), SIZES)
 def test_head_linear(run: Run, arithmetic: Arithmetic, outputs: int, packed: bool) -> None:
     """Three tiles of a head are no multiple of the tiles that are summed at once; one tile is fewer."""
     rows, inputs = 11, 32
