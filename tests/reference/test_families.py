@@ -134,9 +134,16 @@ KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
-KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit", "glm4_moe")
-"""The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
-others."""
+KERNELS = (
+    "starcoder2-uneven",
+    "gpt_neox-uneven",
+    "cohere-uneven-8-bit",
+    "qwen2_moe-8-bit",
+    "glm4_moe",
+    "minicpm3-8-bit",
+)
+"""The cases of `DENSE`, `MIXTURES` and `LATENT` whose graphs are compiled: between them they have every operation of
+the others."""
 IN_JAX = [case for case in CASES if CASES[case]["family"] in (*DENSE, *MIXTURES, *LATENT) and case not in KERNELS]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
@@ -146,7 +153,9 @@ PAIRS = [
     PLAIN,
     *(("mlx", case) for case in IN_JAX if case not in WITHOUT_MLX),
 ]
-FURTHER = {("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit")}
+FURTHER = {
+    ("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit", "minicpm3-8-bit")
+}
 """Their graphs differ from those of other cases in sizes alone, or combine what other cases have."""
 PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]
 

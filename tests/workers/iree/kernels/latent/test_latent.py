@@ -17,19 +17,11 @@ from workers.iree.model.plain_ops import PlainOps
 HEADS = 3
 
 
-SIZES = [pytest.param(48, False, id="three-tiles"), pytest.param(16, True, marks=pytest.mark.exhaustive, id="packed")]
+SIZES = [pytest.param(48, False, id="three-tiles"), pytest.param(16, True, id="packed", marks=pytest.mark.exhaustive)]
+FURTHER = [pytest.param(*each.values, id=each.id, marks=[*each.marks, pytest.mark.exhaustive]) for each in ARITHMETICS]
 
 
-@pytest.mark.parametrize(
-    "arithmetic",
-    [
-        ARITHMETICS[0],
-        *(
-            pytest.param(*each.values, id=each.id, marks=[*each.marks, pytest.mark.exhaustive])
-            for each in ARITHMETICS[1:]
-        ),
-    ],
-)
+@pytest.mark.parametrize("arithmetic", [ARITHMETICS[0], *FURTHER[1:]])
 @pytest.mark.parametrize(("outputs", "packed"), SIZES)
 def test_head_linear(run: Run, arithmetic: Arithmetic, outputs: int, packed: bool) -> None:
     """Three tiles of a head are no multiple of the tiles that are summed at once; one tile is fewer."""
