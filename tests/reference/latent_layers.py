@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from tests.families import RandomWeights
 
-SIZES: Mapping[str, Any] = {
+SIZES: dict[str, Any] = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
     "q_lora_rank": 48,
@@ -17,7 +17,7 @@ SIZES: Mapping[str, Any] = {
     "v_head_dim": 48,
 }
 """All sizes differ, but for two that cannot be taken for each other."""
-EXPERTS: Mapping[str, Any] = {
+EXPERTS: dict[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
     "n_shared_experts": 2,

@@ -405,8 +405,8 @@ def _multiplier(fields: Fields, family: Family, name: str) -> float:
 
 def _attention_scale(fields: Fields, family: Family, head_dim: int, latent: LatentAttention | None) -> float:
     if latent is not None:
-        sharpness: float = attention_sharpness(fields)
-        return latent.query**-0.5 * sharpness * sharpness
+        plain: float = latent.query**-0.5
+        return plain * attention_sharpness(fields) ** 2
     if "attention_multiplier" in family.reads:
         return fields.number("attention_multiplier")
     scale: float = fields.number("query_pre_attn_scalar", head_dim) ** -0.5
