@@ -19,10 +19,13 @@ from workers.engine.runner import Chunk
 from workers.errors import LoadRefused
 from workers.iree.runner import IreeRunner
 
-QUANTIZED = ("minicpm3", {"dtype": "bfloat16", "quantize": "int8"})
+FURTHER = {
+    "minicpm3-int8": ("minicpm3", {"dtype": "bfloat16", "quantize": "int8"}),
+    "deepseek_v3": ("deepseek_v3", {"dtype": "float32"}),
+}
 MODELS = [
-    pytest.param(("deepseek_v3", {"dtype": "float32"}), id="deepseek_v3"),
-    pytest.param(QUANTIZED, id="minicpm3-int8", marks=pytest.mark.exhaustive),
+    pytest.param(("minicpm3", {"dtype": "float32"}), id="minicpm3"),
+    *(pytest.param(each, id=name, marks=pytest.mark.exhaustive) for name, each in FURTHER.items()),
 ]
 
 
