@@ -20,7 +20,7 @@ class HeadLinear:
     heads: int
     inputs: int
     outputs: int
-    """Of one head; both are multiples of 16."""
+    """Columns of a head's result, and `inputs` those that it is made of: multiples of 16."""
     arithmetic: Arithmetic
     packed: bool
     """Products are stored as packed words."""
