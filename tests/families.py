@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference import dense_layers, mamba_layers
+from tests.reference import dense_layers, latent_layers, mamba_layers
 
 Tensors = dict[str, NDArray[Any]]
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]
@@ -115,6 +115,11 @@ def routed_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights
     count = config["n_routed_experts"]
     yield from _counted_experts(config, count, config["n_shared_experts"], weights)
     yield "mlp.gate.e_score_correction_bias", weights.bias(count)
+
+
+def softmax_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
+    """DeepSeek-V2's mixture behind dense layers, whose router has no bias."""
+    yield from ((name, each) for name, each in routed_experts(config, layer, weights) if not name.endswith("bias"))
 
 
 def ernie_experts(config: Mapping[str, Any], layer: int, weights: RandomWeights) -> NamedTensors:
@@ -612,6 +617,49 @@ FAMILIES: Mapping[str, Traits] = {
         head_norm="each",
         mixer=qwen3_5_mixer,
     ),
+    "deepseek_v2": Traits(
+        "DeepseekV2ForCausalLM",
+        lambda layers: (
+            latent_layers.SIZES
+            | latent_layers.EXPERTS
+            | {"q_lora_rank": None, "norm_topk_prob": False, "topk_method": "group_limited_greedy"}
+        ),
+        optional_bias=False,
+        mixer=latent_layers.latent_attention,
+        mlp=softmax_experts,
+        without=("head_dim",),
+    ),
+    "deepseek_v3": Traits(
+        "DeepseekV3ForCausalLM",
+        lambda layers: (
+            latent_layers.SIZES
+            | latent_layers.EXPERTS
+            | {"norm_topk_prob": True, "rope_interleave": True, "num_nextn_predict_layers": 0}
+        ),
+        optional_bias=False,
+        mixer=latent_layers.latent_attention,
+        mlp=routed_experts,
+        without=("head_dim",),
+    ),
+    "glm4_moe_lite": Traits(
+        "Glm4MoeLiteForCausalLM",
+        lambda layers: (
+            latent_layers.SIZES
+            | latent_layers.EXPERTS
+            | {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "rope_interleave": False}
+        ),
+        optional_bias=False,
+        mixer=latent_layers.latent_attention,
+        mlp=routed_experts,
+        without=("head_dim",),
+    ),
+    "minicpm3": Traits(
+        "MiniCPM3ForCausalLM",
+        lambda layers: latent_layers.SIZES | {"scale_emb": 2.5, "scale_depth": 1.1, "dim_model_base": 48},
+        mixer=latent_layers.latent_attention,
+        optional_bias=False,
+        without=("head_dim",),
+    ),
     "qwen2_moe": Traits(
         "Qwen2MoeForCausalLM",
         lambda layers: QWEN_EXPERTS | {"use_sliding_window": False, "qkv_bias": True},
@@ -745,6 +793,8 @@ MIXTURES = (
     *("glm4_moe", "ernie4_5_moe", "phimoe", "lfm2_moe"),
 )
 """The families with a mixture of experts whose kernels other families have."""
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3")
+"""The families with latent attention."""
 DENSE = tuple(FAMILIES)[tuple(FAMILIES).index("starcoder2") : tuple(FAMILIES).index("lfm2")]
 """The families that `dense_layers` is for, and others with their parts."""
 ARCHITECTURES: Mapping[str, str] = {name: traits.architecture for name, traits in FAMILIES.items()}

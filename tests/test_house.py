@@ -159,6 +159,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "matmul": {"ir", "rowwise"},
         "attention": {"ir", "rowwise"},
         "recurrent": {"ir", "rowwise"},
+        "latent": {"ir", "rowwise", "matmul"},
         "moe": {"ir", "rowwise", "matmul"},
         "sampling": {"ir"},
         "fused_layer": {"ir", "rowwise", "matmul", "attention"},

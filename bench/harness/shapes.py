@@ -8,8 +8,8 @@ layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads
 768, 12/4 heads, MLP 2048, vocabulary 100352), lfm2-350m is LFM2-350M (16 layers, of which 6 attend, width 1024, 16/8
 heads, MLP 4608, vocabulary 65536), lfm2-1.2b is LFM2-1.2B (width 2048, 32/8 heads, MLP 8192), qwen3.5-0.8b is
 Qwen3.5-0.8B (24 layers, of which 6 attend, width 1024, 8/2 heads of 256 lanes, MLP 3584, vocabulary 248320),
-granite-moe-1b is Granite-3.0-1B-A400M (24 layers, width 1024, 16/8 heads, 8 of 32 experts of width 512, vocabulary
-49152), and tiny is for `--smoke`.
+deepseek-0.4b is like DeepSeek-V2-Lite, smaller, granite-moe-1b is Granite-3.0-1B-A400M (24 layers, width 1024, 16/8
+heads, 8 of 32 experts of width 512, vocabulary 49152), and tiny is for `--smoke`.
 """
 
 import hashlib
@@ -91,6 +91,26 @@ SHAPES: dict[str, dict[str, Any]] = {
             "block_ffn_dim_multiplier": 1.0,
             "block_multiple_of": 256,
             "layer_types": ["full_attention" if layer in (2, 5, 8, 10, 12, 14) else "conv" for layer in range(16)],
+        },
+    },
+    "deepseek-0.4b": {
+        "family": "deepseek_v2",
+        "layers": 8,
+        "hidden": 1024,
+        "heads": 16,
+        "kv_heads": 16,
+        "ffn": 4096,
+        "vocab": 32000,
+        "fields": {
+            "num_key_value_heads": 16,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "topk_method": "greedy",
+            "n_routed_experts": 24,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 512,
         },
     },
     "qwen3.5-0.8b": {

@@ -12,7 +12,7 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.families import DENSE, FAMILIES, MIXTURES
+from tests.families import DENSE, FAMILIES, LATENT, MIXTURES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from tests.reference.jax_graphs import JaxGraphs
@@ -29,6 +29,7 @@ CONTEXT = 32
 TOKENS = tuple(map(int, np.random.default_rng(11).integers(3, 500, CONTEXT)))
 PROMPT = TOKENS[:19]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+LATENT_YARN = YARN | {"mscale": 0.8, "mscale_all_dim": 1.3}
 FALCON_7B = {"new_decoder_architecture": False, "bias": False}
 FALCON_HEADS = FALCON_7B | {"multi_query": False, "num_kv_heads": 4, "parallel_attn": False}
 LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.5 + i for i in range(6)]}
@@ -94,6 +95,17 @@ CASES: dict[str, dict[str, Any]] = {
     "ernie4_5": {"family": "ernie4_5"},
     "ministral": {"family": "ministral", "tied": False, "fields": {"sliding_window": 9}},
     "ministral3": {"family": "ministral3", "tied": False},
+    "deepseek_v2": {"family": "deepseek_v2", "tied": False, "rope_scaling": LATENT_YARN},
+    "deepseek_v2-greedy": {"family": "deepseek_v2", "tied": False, "fields": {"topk_method": "greedy"}},
+    "deepseek_v3": {"family": "deepseek_v3", "tied": False, "rope_scaling": LATENT_YARN},
+    "glm4_moe_lite": {"family": "glm4_moe_lite", "tied": False},
+    "minicpm3": {"family": "minicpm3", "rope_scaling": LATENT_YARN},
+    "minicpm3-8-bit": {
+        "family": "minicpm3",
+        "layers": 1,
+        "fields": {"q_lora_rank": 64},
+        "quantized_bits": 8,
+    },
     "qwen2_moe": {"family": "qwen2_moe", "tied": False},
     "qwen2_moe-dense": {"family": "qwen2_moe", "tied": False, "fields": {"decoder_sparse_step": 2}},
     "qwen2_moe-8-bit": {
@@ -138,10 +150,18 @@ KNOWN = {("iree", "seed_oss")}
 """Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
-KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit", "glm4_moe")
-"""The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
-others."""
-IN_JAX = [case for case in CASES if case not in KERNELS and CASES[case]["family"] in (*DENSE, *MIXTURES, "nemotron_h")]
+KERNELS = (
+    "starcoder2-uneven",
+    "gpt_neox-uneven",
+    "cohere-uneven-8-bit",
+    "qwen2_moe-8-bit",
+    "glm4_moe",
+    "minicpm3-8-bit",
+)
+"""The cases of `DENSE`, `MIXTURES` and `LATENT` whose graphs are compiled: between them they have every operation of
+the others."""
+JAX_FAMILIES = (*DENSE, *MIXTURES, *LATENT, "nemotron_h")
+IN_JAX = [case for case in CASES if CASES[case]["family"] in JAX_FAMILIES and case not in KERNELS]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
 """mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""
@@ -150,7 +170,9 @@ PAIRS = [
     PLAIN,
     *(("mlx", case) for case in IN_JAX if case not in WITHOUT_MLX),
 ]
-FURTHER = {("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit")}
+FURTHER = {
+    ("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit", "minicpm3-8-bit")
+}
 FURTHER |= {("iree", "granitemoehybrid-experts")}
 """Their graphs differ from those of other cases in sizes alone, or combine what other cases have."""
 PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]

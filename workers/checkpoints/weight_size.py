@@ -10,6 +10,8 @@ from workers.precision import KvDtype, Quantize, head_row_bytes
 
 QUANTIZED_GROUP = 64
 """Group size of the matrices that `--quantize` makes; that of IREE may be smaller."""
+LATENT_HEADS = ".self_attn.kv_b_proj.weight"
+"""The matrices of all heads of latent attention, which are not quantized when they are loaded."""
 ITEM_BYTES: dict[WeightDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -28,6 +30,9 @@ def weight_bytes(weights: Weights, kind: WeightDtype, quantize: Quantize, *, mtp
         if name.startswith(QWEN_MTP.tensors) and not mtp:
             continue
         own, shape = weights.format(name), weights.shape(name)
+        if name.endswith(LATENT_HEADS):
+            total += math.prod(shape) * itemsize
+            continue
         fits = len(shape) == 2 and shape[1] % QUANTIZED_GROUP == 0 and not name.endswith(".gate.weight")
         group, bits = (own.group, own.bits) if own else (QUANTIZED_GROUP, quantized_bits if fits else None)
         scale = 4 if own is not None and (own.zero != "bias" or own.scales != kind) else itemsize

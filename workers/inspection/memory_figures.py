@@ -38,7 +38,7 @@ class MemoryFigures:
             dtypes: tuple[KvDtype, ...] = ("auto",) if config.row_bytes else ()
         else:
             weights = {each: _weights(spec, config, each) for each in get_args(Quantize)}
-            dtypes = get_args(KvDtype)
+            dtypes = get_args(KvDtype) if config.latent is None else ("auto",)
         counts = sorted({TOKENS, config.choose_context(0), config.max_positions})
         kv: dict[str, dict[int, int]] = {
             each: {count: sequence_bytes(replace(spec, kv_dtype=each), backend, config, count) for count in counts}

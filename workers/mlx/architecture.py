@@ -34,6 +34,7 @@ from workers.mlx.modules.dense_parts import (
     rotate_where_positions,
     separate_head,
 )
+from workers.mlx.modules.latent import MiniCpm3Args, SlotLatentAttention, adjust_minicpm3, set_scales
 from workers.mlx.modules.mixture_parts import Qwen2MoeArgs
 from workers.mlx.modules.parts import (
     CappedAttention,
@@ -58,6 +59,8 @@ from workers.precision import Quantize
 OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-serve[mlx]'` installs one that is"
 
 
+HEADS = (".latent_keys", ".latent_values")
+"""Endings of the names of the matrices of each head."""
 ROUTERS = (".gate", ".router", ".router.layer", ".shared_expert_gate")
 """Endings of the names of routers, and of the gate of the shared expert."""
 
@@ -283,6 +286,18 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "helium": Adapter("helium", free_head_dim=False, head="removed"),
     "ernie4_5": Adapter("ernie4_5", biases=True),
+    "deepseek_v2": replace(
+        EXPERTS, module="deepseek_v2", always={"DeepseekV2Attention": SlotLatentAttention}, adjust=set_scales
+    ),
+    "deepseek_v3": replace(
+        EXPERTS, module="deepseek_v3", always={"DeepseekV3Attention": SlotLatentAttention}, adjust=set_scales
+    ),
+    "glm4_moe_lite": replace(
+        EXPERTS, module="glm4_moe_lite", always={"Glm4MoeLiteAttention": SlotLatentAttention}, adjust=set_scales
+    ),
+    "minicpm3": Adapter(
+        "minicpm3", always={"Attention": SlotLatentAttention, "ModelArgs": MiniCpm3Args}, adjust=adjust_minicpm3
+    ),
     "ministral": LLAMA,
     "ministral3": LLAMA,
 }
@@ -442,6 +457,23 @@ def _attention_interval(config: ModelConfig) -> int | None:
     return found[0]
 
 
+def _latent_config(config: ModelConfig) -> dict[str, Any]:
+    """Fields of models with latent attention, see `_model_config`. Their factor of scores is set later."""
+    kind = config.latent
+    if kind is None:
+        return {}
+    return {
+        "kv_lora_rank": kind.rank,
+        "q_lora_rank": kind.query_rank,
+        "qk_nope_head_dim": kind.passed,
+        "qk_rope_head_dim": kind.rotated,
+        "v_head_dim": kind.values,
+        "scale_emb": 1.0,
+        "scale_depth": config.layers**0.5,
+        "dim_model_base": config.hidden_size,
+    }
+
+
 def _hybrid_config(config: ModelConfig) -> dict[str, Any]:
     """Fields of hybrid models, see `_model_config`."""
     if config.delta is not None:
@@ -521,6 +553,7 @@ def _model_config(config: ModelConfig, adapter: Adapter) -> dict[str, Any]:
     return (
         mixture
         | _hybrid_config(config)
+        | _latent_config(config)
         | {
             "hidden_size": config.hidden_size,
             "intermediate_size": config.ffn,

@@ -18,6 +18,7 @@ BATCHED = frozenset(
         *("ernie4_5", "ministral", "ministral3", "qwen2_moe", "olmoe", "granitemoe", "granitemoeshared"),
         *("granitemoehybrid", "nemotron_h"),
         *("qwen3_5_moe_text", "qwen3_next", "glm4_moe", "ernie4_5_moe", "phimoe", "lfm2_moe", "gpt_oss"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
     }
 )
 """Families of which `workers.mlx.runner` computes several sequences at a time."""

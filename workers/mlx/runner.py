@@ -125,6 +125,7 @@ class MlxRunner:
         what cannot be served, `LoadRefused` for a device that is not there.
         """
         context, quantize = config.choose_context(options.context), options.quantize
+        config.check_kv_dtype(options.kv_dtype)
         name, chosen = choose_device(options.device)
         if not verifies_drafts(name):  # drafts of the head could not be verified
             config = config.without_mtp()

@@ -16,6 +16,7 @@ from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.mlx.converted_tensors import Groups, read_converted
+from workers.mlx.modules.latent import KV_B, split_heads
 from workers.mlx.modules.routed_experts import rename_router_biases
 from workers.mlx.mtp import MtpLayer, load_mtp
 
@@ -50,6 +51,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = _from_awq(tensors)
     if mtp is not None:
         load_mtp(mtp, tensors, quantization)
+    if config.latent is not None:
+        tensors = split_heads(tensors, config, _groups_of(tensors, quantization, groups))
     tensors = rename_router_biases(tensors, config)
     if not interleaved:
         tensors = _stack_experts(tensors)
@@ -117,6 +120,18 @@ def _from_original(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
         elif name.endswith(NORMS) and tensor.ndim == 1:
             out[name] = tensor + 1.0
     return out
+
+
+def _groups_of(
+    tensors: Mapping[str, mx.array], quantization: Quantization | None, groups: Groups | None
+) -> Mapping[str, tuple[int, int]]:
+    """Return the (group size, bits) of the quantized matrices of keys and values of all heads."""
+    found = dict(groups or {})
+    for name in tensors if quantization is not None else ():
+        module = name.removesuffix(".scales")
+        if quantization is not None and module != name and module not in found and KV_B in name:
+            found[module] = quantization.of(module)
+    return found
 
 
 def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:

@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixtral": {"family": "mixtral", "tied": False},
     "glm4-moe": {"family": "glm4_moe", "tied": False, "dtype": "bfloat16"},
     "gpt-oss": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
+    "minicpm3": {"family": "minicpm3", "dtype": "bfloat16"},
     "phi": {"family": "phi", "tied": False, "dtype": "bfloat16"},
     "stablelm": {"family": "stablelm", "tied": False},
     "bfloat16": {"dtype": "bfloat16"},

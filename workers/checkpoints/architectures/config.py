@@ -1,5 +1,6 @@
 """Model configuration read from config.json: all that the runners know about an architecture."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,13 @@ from typing import Any, Literal
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.family import ACTIVATIONS, NEUTRAL, Family, rotated_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.mixers import read_convolution, read_delta, read_kinds, read_mamba
+from workers.checkpoints.architectures.mixers import (
+    read_convolution,
+    read_delta,
+    read_kinds,
+    read_latent,
+    read_mamba,
+)
 from workers.checkpoints.architectures.parts import (
     Activation,
     ExpertRouter,
@@ -16,6 +23,7 @@ from workers.checkpoints.architectures.parts import (
     GatedDelta,
     HeadNorm,
     KvShape,
+    LatentAttention,
     LayerConfig,
     Mamba2,
     MtpNames,
@@ -27,13 +35,13 @@ from workers.checkpoints.architectures.parts import (
 )
 from workers.checkpoints.architectures.registered_families import families_for
 from workers.checkpoints.architectures.rope import Llama3, LongRope, Rope, Yarn
-from workers.checkpoints.architectures.rope_fields import read_ropes
+from workers.checkpoints.architectures.rope_fields import attention_sharpness, read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
 from workers.errors import LoadRefused
-from workers.precision import Quantize
+from workers.precision import KvDtype, Quantize
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one slot unless more are asked for: KV memory is slots x context, and models state up to millions."""
@@ -122,6 +130,8 @@ class ModelConfig:
     attention_gate: bool = False
     """The output of attention is gated: the projection of queries has, behind the lanes of each head, as many of its
     gate."""
+    latent: LatentAttention | None = None
+    """The latent attention, of all layers; `kv_heads` is 1 then, and `head_dim` the lanes of its keys."""
     other_tensors: tuple[str, ...] = ()
     """Prefixes of tensors that checkpoints may have and that logits do not depend on."""
     kv_shapes: tuple[KvShape, ...] = ()
@@ -276,6 +286,12 @@ class ModelConfig:
             raise CheckpointError("config.json", "max_position_embeddings", problem)
         return requested
 
+    def check_kv_dtype(self, kv_dtype: KvDtype) -> None:
+        """Check the requested type of the KV cache. Raises `LoadRefused` for latents, which are not quantized: a row
+        has one scale, and its lanes with the position are of another size than the normed ones."""
+        if kv_dtype != "auto" and self.latent is not None:
+            raise LoadRefused(f"kv_dtype: {kv_dtype} is not supported for latents, which are small: leave it out")
+
     def choose_quantization(self, requested: Quantize) -> Quantize:
         """Check the requested quantization. Raises `CheckpointError` when the checkpoint is quantized already."""
         if requested != "none" and self.quantization is not None:
@@ -294,10 +310,11 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     fields = fields.of_family(family.defaults, family.field_names, family.aliases)
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
-    heads, kv_heads, head_dim = _heads(fields, hidden, family)
+    latent = read_latent(fields, family)
+    heads, kv_heads, head_dim = _heads(fields, hidden, family, latent)
     ropes = read_ropes(
         fields,
-        head_dim,
+        head_dim if latent is None else latent.rotated,
         local=family.local_rope,
         partial=family.partial_rope,
         grows_queries=family.grows_queries,
@@ -324,9 +341,9 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         rms_eps=fields.number("rms_norm_eps", 1e-6),
         embedding_scale=hidden**0.5 if family.scaled_embedding else _multiplier(fields, family, "embedding_multiplier"),
         rounds_embedding_scale=family.scaled_embedding,
-        attention_scale=_attention_scale(fields, family, head_dim),
-        residual_multiplier=_multiplier(fields, family, "residual_multiplier"),
-        logits_scaling=_logits_scaling(fields, family),
+        attention_scale=_attention_scale(fields, family, head_dim, latent),
+        residual_multiplier=_residual_multiplier(fields, family, layers),
+        logits_scaling=_logits_scaling(fields, family, hidden),
         attention_cap=fields.optional_number("attn_logit_softcapping"),
         logit_cap=fields.optional_number("final_logit_softcapping"),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
@@ -352,6 +369,8 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         delta=read_delta(fields, plan),
         mamba=read_mamba(fields, plan),
         attention_gate=family.attention_gate,
+        latent=latent,
+        kv_shapes=() if latent is None else (KvShape(1, latent.keys, latent.rank),),
         other_tensors=family.other_tensors,
         sinks=family.sinks,
     )
@@ -377,8 +396,18 @@ def _attention_biases(fields: Fields, family: Family) -> tuple[bool, bool]:
     return flag, family.biases is None and flag
 
 
-def _logits_scaling(fields: Fields, family: Family) -> float:
-    """Read the divisor of logits, which Cohere states as a factor."""
+def _residual_multiplier(fields: Fields, family: Family, layers: int) -> float:
+    """Read the factor of what layers add, which MiniCPM states for all layers together."""
+    if "scale_depth" in family.reads:
+        depth: float = fields.number("scale_depth")
+        return depth / math.sqrt(layers)
+    return _multiplier(fields, family, "residual_multiplier")
+
+
+def _logits_scaling(fields: Fields, family: Family, hidden: int) -> float:
+    """Read the divisor of logits, which Cohere states as a factor, and MiniCPM by a width."""
+    if "dim_model_base" in family.reads:
+        return hidden / fields.integer("dim_model_base", hidden)
     if "logit_scale" in family.reads:
         return 1 / fields.number("logit_scale")
     return _multiplier(fields, family, "logits_scaling")
@@ -407,9 +436,15 @@ def _refuse_unsupported(fields: Fields, name: str, family: Family) -> None:
             raise fields.error(field, f"{value!r} is not supported, only {neutral!r}")
 
 
-def _heads(fields: Fields, hidden: int, family: Family) -> tuple[int, int, int]:
+def _heads(fields: Fields, hidden: int, family: Family, latent: LatentAttention | None) -> tuple[int, int, int]:
     """Read the numbers of query heads and of KV heads, and the lanes of a head."""
     heads = fields.integer("num_attention_heads")
+    if latent is not None:
+        if fields.integer("num_key_value_heads", heads) != heads:
+            raise fields.error(
+                "num_key_value_heads", f"is not num_attention_heads, {heads}, of which each has a matrix"
+            )
+        return heads, 1, latent.keys
     kv_heads = family.kv_heads or fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads, {heads}")
@@ -424,7 +459,10 @@ def _multiplier(fields: Fields, family: Family, name: str) -> float:
     return fields.number(name, 1.0) if name in family.reads else 1.0
 
 
-def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
+def _attention_scale(fields: Fields, family: Family, head_dim: int, latent: LatentAttention | None) -> float:
+    if latent is not None:
+        plain: float = latent.query**-0.5
+        return plain * attention_sharpness(fields) ** 2
     if "attention_multiplier" in family.reads:
         return fields.number("attention_multiplier")
     scale: float = fields.number("query_pre_attn_scalar", head_dim) ** -0.5

@@ -14,6 +14,7 @@ from workers.checkpoints.architectures.family import (
 )
 from workers.checkpoints.architectures.gpt_oss_family import GPT_OSS
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
+from workers.checkpoints.architectures.latent_families import LATENT
 from workers.checkpoints.architectures.mamba_families import MAMBAS
 from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTRAL_EXPERTS, MIXTURES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import MTP_NAMES, Names
@@ -164,5 +165,6 @@ FAMILIES: Mapping[str, Family] = {
     **DENSE,
     **HYBRIDS,
     **MAMBAS,
+    **LATENT,
 }
 """The families by `model_type` of config.json."""

@@ -29,6 +29,7 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "n_routed_experts": 0,
     "n_shared_experts": 0,
     "conv_bias": 0,
+    "dim_model_base": 0,
     "embedding_multiplier": 1,
     "final_logit_softcapping": 0,
     "logit_scale": 1,
@@ -47,6 +48,7 @@ NEUTRAL: Mapping[str, float | list[int]] = {
     "routed_scaling_factor": 1,
     "rope_interleaved": 0,
     "rotary_pct": 1,
+    "scale_depth": 0,
     "scale_emb": 1,
     "swiglu_alpha": 0,
     "swiglu_limit": 0,
@@ -231,6 +233,8 @@ class Family:
     """Says whether attention has rotary positions."""
     attention_gate: bool = False
     """Attention's output is multiplied by the sigmoid of a gate, which is projected beside the queries of each head."""
+    latent: bool = False
+    """Layers have latent attention."""
     read_ffn: Callable[[Fields], int] | None = None
     """The rule for the width of the MLP. None: `intermediate_size`."""
     other_tensors: tuple[str, ...] = ()

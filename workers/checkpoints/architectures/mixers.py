@@ -1,11 +1,19 @@
-"""Reads from config.json how the layers of a hybrid model mix rows: by attention, or by a recurrent network."""
+"""Reads from config.json how the layers of a model mix rows: by attention, also to latents, or by a recurrent
+network."""
 
 import math
 from collections.abc import Sequence
 
 from workers.checkpoints.architectures.family import Family
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.parts import GatedDelta, LayerConfig, Mamba2, MixerKind, ShortConvolution
+from workers.checkpoints.architectures.parts import (
+    GatedDelta,
+    LatentAttention,
+    LayerConfig,
+    Mamba2,
+    MixerKind,
+    ShortConvolution,
+)
 
 MAX_TAPS = 64
 """Above any real number of rows that a short convolution sees."""
@@ -84,6 +92,23 @@ def _step_limit(fields: Fields) -> tuple[float, float]:
     if not 0 <= least < most or math.isinf(least):
         raise fields.error(name, f"{stated!r} is not a step from 0 on and a larger one")
     return least, most
+
+
+def read_latent(fields: Fields, family: Family) -> LatentAttention | None:
+    """Read the sizes of a family's latent attention. Raises `CheckpointError`."""
+    if not family.latent:
+        return None
+    rotated = fields.integer("qk_rope_head_dim")
+    if rotated % 2:
+        raise fields.error("qk_rope_head_dim", f"{rotated} is odd; rotary positions need pairs")
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    return LatentAttention(
+        rank=fields.integer("kv_lora_rank"),
+        rotated=rotated,
+        passed=fields.integer("qk_nope_head_dim"),
+        values=fields.integer("v_head_dim", max(1, hidden // heads)),
+        query_rank=None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank"),
+    )
 
 
 def _taps(fields: Fields, name: str, default: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from workers.checkpoints.architectures.family import Family, all_layers, every_other_before_max_window_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS, attention_every_few
-from workers.checkpoints.architectures.parts import QWEN_MTP, ExpertNames, ExpertRouter, Names
+from workers.checkpoints.architectures.parts import QWEN_MTP, ExpertNames, ExpertRouter, HeadNorm, Names
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
 ROUTED = EXPERTS | {"n_routed_experts", "routed_scaling_factor"}
@@ -111,16 +111,18 @@ def every_few_of_range(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % step == 0 and first <= layer <= end for layer in range(layers))
 
 
-def vary_glm4_moe(family: Family, fields: Fields) -> Family:
-    """GLM-4.5: `use_qk_norm` decides on norms of heads. Heads for multi-token prediction are layers behind the last."""
+def layers_behind(fields: Fields) -> tuple[str, ...]:
+    """Return the prefixes of the tensors of heads for multi-token prediction that are layers behind the last one."""
     layers, heads = fields.integer("num_hidden_layers", most=MAX_PARTS), fields.get("num_nextn_predict_layers", 0)
     if type(heads) is not int or not 0 <= heads <= MAX_PARTS:
         raise fields.error("num_nextn_predict_layers", f"{heads!r} is not a number of layers")
-    return replace(
-        family,
-        head_norm="each" if fields.flag("use_qk_norm", False) else None,
-        other_tensors=tuple(f"model.layers.{layers + head}." for head in range(heads)),
-    )
+    return tuple(f"model.layers.{layers + head}." for head in range(heads))
+
+
+def vary_glm4_moe(family: Family, fields: Fields) -> Family:
+    """GLM-4.5: `use_qk_norm` decides on norms of heads."""
+    head_norm: HeadNorm | None = "each" if fields.flag("use_qk_norm", False) else None
+    return replace(family, head_norm=head_norm, other_tensors=layers_behind(fields))
 
 
 def vary_phimoe(family: Family, fields: Fields) -> Family:

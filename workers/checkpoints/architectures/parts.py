@@ -297,6 +297,40 @@ class Mamba2:
         return (self.taps - 1) * self.channels + self.inner * self.state
 
 
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (https://arxiv.org/abs/2405.04434): the cache has one latent for each row, from which
+    keys and values of all heads are projected, and lanes with the position, which heads share.
+
+    The runners attend to latents: the queries of a head are multiplied by the matrix of its keys, and what they gather
+    by that of its values. So there is one KV head, whose keys are the lanes with the position and the latent, and whose
+    values are the latent.
+    """
+
+    rank: int
+    """Lanes of a latent."""
+    rotated: int
+    """Lanes of a query with the position, and of a key."""
+    passed: int
+    """Lanes of a query without the position."""
+    values: int
+    """Lanes of a head's values."""
+    query_rank: int | None = None
+    """Lanes of the latent that queries are projected from; None: they are projected from the rows."""
+    eps: float = 1e-6
+    """Epsilon of the norms of both latents."""
+
+    @property
+    def query(self) -> int:
+        """Lanes of a head's query before it is multiplied."""
+        return self.passed + self.rotated
+
+    @property
+    def keys(self) -> int:
+        """Lanes of a key in the cache, and of a query that attends to it: those with the position first."""
+        return self.rotated + self.rank
+
+
 def full_layers(plan: Sequence[LayerConfig]) -> tuple[int, ...]:
     """Return the layers with attention and without a window: they attend to all rows before their own."""
     return tuple(number for number, layer in enumerate(plan) if layer.kind == "attention" and layer.window is None)

@@ -148,6 +148,15 @@ def _yarn(fields: Fields, plan: Fields) -> Yarn:
     return Yarn(factor, original, attention, fast, slow, plan.flag("truncate", True))
 
 
+def attention_sharpness(fields: Fields) -> float:
+    """Read the factor of queries and of keys that DeepSeek's models have with scaled positions, by `mscale_all_dim`;
+    1 where there is none."""
+    plan = fields.section("rope_parameters") or fields.section("rope_scaling")
+    if plan is None or (plan.get("rope_type") or plan.get("type") or "default") == "default":
+        return 1.0
+    return _sharpness(plan.number("factor"), plan.number("mscale_all_dim")) if plan.get("mscale_all_dim") else 1.0
+
+
 def _sharpness(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 

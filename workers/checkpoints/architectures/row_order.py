@@ -1,7 +1,7 @@
 """The order of the rows of a stored tensor: the runners read those of all heads one kind after the other."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,5 +60,51 @@ class RowOrder:
         return np.concatenate([turned[..., 0::2], turned[..., 1::2], passed], axis=-1).ravel()
 
 
-RowsOrder: TypeAlias = RowOrder | PartOrder
+@dataclass(frozen=True, slots=True)
+class LatentOrder:
+    """The rows of a tensor of the checkpoint: heads, in each the lanes without the position, then those with it.
+
+    Read in order, they are the former of all heads, then the latter. DeepSeek's latent attention stores queries so, and
+    with a single head the latent and the lanes of the key.
+    """
+
+    heads: int
+    passed: int
+    rotated: int
+    interleaved: bool
+    """RoPE rotates pairs of neighbours, as in `RowOrder`."""
+
+    def rows(self) -> NDArray[np.intp]:
+        """Return the number of the stored row of each row."""
+        stored = np.arange(self.heads * (self.passed + self.rotated)).reshape(self.heads, -1)
+        passed, rotated = stored[:, : self.passed], stored[:, self.passed :]
+        if self.interleaved:
+            rotated = np.concatenate([rotated[:, 0::2], rotated[:, 1::2]], axis=1)
+        return np.concatenate([passed.ravel(), rotated.ravel()])
+
+
+RowsOrder: TypeAlias = RowOrder | PartOrder | LatentOrder
 """The order of the rows of a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPart:
+    """The same part of the rows of each head of a tensor of the checkpoint, as one matrix for each head."""
+
+    heads: int
+    first: int
+    """The first row of the part in a head."""
+    rows: int
+    transposed: bool
+    """The matrices are transposed."""
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, int]:
+        """Return the shape of all matrices, one below the other, of a tensor of the shape `stored`."""
+        outputs, inputs = (stored[1], self.rows) if self.transposed else (self.rows, stored[1])
+        return self.heads * outputs, inputs
+
+    def take(self, stored: NDArray[Any]) -> NDArray[Any]:
+        """Return the matrices of a tensor, one below the other."""
+        part = stored.reshape(self.heads, -1, stored.shape[1])[:, self.first : self.first + self.rows]
+        part = part.swapaxes(1, 2) if self.transposed else part
+        return np.ascontiguousarray(part).reshape(self.shape(stored.shape))

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
-from workers.checkpoints.architectures.parts import LayerConfig, MixerKind
-from workers.checkpoints.architectures.row_order import PartOrder, RowOrder, RowsOrder
+from workers.checkpoints.architectures.parts import LatentAttention, LayerConfig, MixerKind
+from workers.checkpoints.architectures.row_order import HeadPart, LatentOrder, PartOrder, RowOrder, RowsOrder
 from workers.checkpoints.json_files import CheckpointError
 
 _NUMBERED = re.compile(r"(0|[1-9][0-9]{0,7})\.(.+)")
@@ -32,6 +32,8 @@ class Tensor:
     """The order in which the rows of each source are read; empty for the stored order of all."""
     flat: bool = False
     """A vector, whatever the shape of its sources."""
+    part: HeadPart | None = None
+    """The part of its only source that is read; None is all of it."""
 
     @property
     def matrix(self) -> bool:
@@ -39,6 +41,8 @@ class Tensor:
 
     @property
     def rows(self) -> int:
+        if self.part is not None:
+            return self.part.shape(self.sources[0][1])[0]
         return sum(math.prod(shape) if self.flat else shape[0] for _, shape in self.sources)
 
 
@@ -92,6 +96,9 @@ def _layer(config: ModelConfig, number: int, layer: LayerConfig) -> Iterator[Ten
 
 def _attention(config: ModelConfig, number: int) -> Iterator[Tensor]:
     """List the tensors of attention. A layer that reads another one's keys and values has queries alone."""
+    if config.latent is not None:
+        yield from _latent_attention(config, config.latent)
+        return
     hidden, names, shape = config.hidden_size, config.names, config.kv_shape(number)
     queries, reads = config.heads * shape.key_width, config.kv_owner(number) != number
     parts = [queries * (1 + config.attention_gate), shape.heads * shape.key_width, shape.heads * shape.value_width]
@@ -108,6 +115,28 @@ def _attention(config: ModelConfig, number: int) -> Iterator[Tensor]:
         yield Tensor("o_bias", ((f"{names.o}.bias", (hidden,)),))
     if config.sinks:
         yield Tensor("sinks", ((names.sinks, (config.heads,)),))
+
+
+def _latent_attention(config: ModelConfig, kind: LatentAttention) -> Iterator[Tensor]:
+    """List the projections to the queries, or to their latent, and to that of keys and values; the norms of latents;
+    the projection to the queries; the matrices of each head's keys, transposed, and values; and the output's."""
+    name, hidden, heads = "self_attn.", config.hidden_size, config.heads
+    queries, of_queries = heads * kind.query, LatentOrder(heads, kind.passed, kind.rotated, config.interleaved_rope)
+    of_latent = LatentOrder(1, kind.rank, kind.rotated, config.interleaved_rope)
+    first: tuple[str, tuple[int, ...]] = (f"{name}q_proj.weight", (queries, hidden))
+    if kind.query_rank is not None:
+        first = (f"{name}q_a_proj.weight", (kind.query_rank, hidden))
+    latent = (f"{name}kv_a_proj_with_mqa.weight", (kind.rank + kind.rotated, hidden))
+    yield Tensor("latent_in", (first, latent), orders=(of_queries if kind.query_rank is None else None, of_latent))
+    if kind.query_rank is not None:
+        yield Tensor("latent_query_norm", ((f"{name}q_a_layernorm.weight", (kind.query_rank,)),))
+        stacked = (f"{name}q_b_proj.weight", (queries, kind.query_rank))
+        yield Tensor("latent_queries", (stacked,), orders=(of_queries,))
+    yield Tensor("latent_norm", ((f"{name}kv_a_layernorm.weight", (kind.rank,)),))
+    both = (f"{name}kv_b_proj.weight", (heads * (kind.passed + kind.values), kind.rank))
+    yield Tensor("latent_keys", (both,), part=HeadPart(heads, 0, kind.passed, transposed=True))
+    yield Tensor("latent_values", (both,), part=HeadPart(heads, kind.passed, kind.values, transposed=False))
+    yield Tensor("o", ((f"{config.names.o}.weight", (hidden, heads * kind.values)),))
 
 
 def _convolution(config: ModelConfig) -> Iterator[Tensor]:
@@ -258,7 +287,14 @@ def _stacked(names: tuple[str, ...], sizes: tuple[int, ...]) -> list[tuple[str, 
 
 def parameter_count(config: ModelConfig) -> int:
     """Count the parameters of a model; a tied matrix counts as embedding and as head, because it is read as both."""
-    return sum(math.prod(shape) for tensor in tensors(config) for _, shape in tensor.sources)
+    return sum(map(size_of, tensors(config)))
+
+
+def size_of(tensor: Tensor) -> int:
+    """Count the values of a tensor."""
+    if tensor.part is not None:
+        return math.prod(tensor.part.shape(tensor.sources[0][1]))
+    return sum(math.prod(shape) for _, shape in tensor.sources)
 
 
 def check_tensors(

@@ -6,6 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from workers.checkpoints.architectures.families import FAMILIES
+from workers.checkpoints.architectures.parts import LatentAttention
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.graph_plan import GraphPlan, decode_buckets, prefill_chunks
@@ -60,9 +61,10 @@ class Recipe(Struct, frozen=True):
 
     @classmethod
     def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
-        """Return the recipe of a load on an opened device. Raises `CheckpointError` and `DeviceError`."""
+        """Return the recipe of a load on an opened device. Raises `LoadRefused`, also as its subclasses."""
         ops = choose_ops(config, options.dtype, local=device.local, threads=device.threads, cpu=options.cpu)
         device.check(ops.dtype)
+        config.check_kv_dtype(options.kv_dtype)
         if options.quantize != "none" and not isinstance(ops, TiledOps):
             raise DeviceError(
                 f"device: {device.uri!r} has no products with {options.quantize} weights: leave --quantize out"
@@ -99,6 +101,8 @@ class Recipe(Struct, frozen=True):
             if tiled and lanes % LANES:
                 problem = f"{lanes} is no multiple of {LANES}, which the kernels for CPUs need: take --backend mlx"
                 raise CheckpointError(Path(self.model) / "config.json", name, problem)
+        if tiled and config.latent is not None:
+            self._check_latent(config.latent)
         stored = stored_parameters(config, ops, open_weights(Path(self.model), self.quantize), self.quantize)
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
@@ -115,6 +119,19 @@ class Recipe(Struct, frozen=True):
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
         chunks = prefill_chunks(self.context)
         return GraphPlan(config, ops, cache, stored, buckets, chunks, embeddings=self.embeddings, queries=self.queries)
+
+    def _check_latent(self, kind: LatentAttention) -> None:
+        """Refuse sizes of latent attention that are no whole vectors. Raises `CheckpointError`."""
+        for name, lanes in (
+            ("kv_lora_rank", kind.rank),
+            ("q_lora_rank", kind.query_rank or 0),
+            ("qk_nope_head_dim", kind.passed),
+            ("qk_rope_head_dim", kind.rotated),
+            ("v_head_dim", kind.values),
+        ):
+            if lanes % LANES:
+                problem = f"{lanes} is no multiple of {LANES}, which the kernels for CPUs need: take --backend mlx"
+                raise CheckpointError(Path(self.model) / "config.json", name, problem)
 
     def _check_widths(self, cache: CacheLayout) -> None:
         """Refuse heads of keys and values that are no whole vectors, of levels of 4 bits two."""

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.parts import LayerConfig
-from workers.checkpoints.architectures.row_order import RowsOrder
+from workers.checkpoints.architectures.parts import LatentAttention, LayerConfig
+from workers.checkpoints.architectures.row_order import HeadPart, RowsOrder
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import CacheLayout, KvLayout, replaced
@@ -36,9 +36,9 @@ from workers.iree.model.ops import (
 )
 
 ROUTER = "router"
-PRECISE = (ROUTER, "shared_gate", "delta_gates")
-"""Never quantized: they are small, and an error changes which experts are chosen, how much the shared one adds, or how
-long a state is kept."""
+PRECISE = (ROUTER, "shared_gate", "delta_gates", "latent_keys", "latent_values")
+"""Never quantized: they are small, and an error changes which experts are chosen, how much the shared one adds, how
+long a state is kept, or all heads' keys and values (docs/adr/0135)."""
 TAPS = ("conv_taps", "delta_taps", "mamba_taps")
 """Stored as [taps, channels]; checkpoints have [channels, 1, taps]."""
 EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
@@ -64,9 +64,13 @@ class Parameter:
     """The order in which the rows of each source are read; empty for the stored order of all."""
     flat: bool = False
     """A vector, whatever the shape of its sources."""
+    part: HeadPart | None = None
+    """See `Tensor`."""
 
     @property
     def shape(self) -> Shape:
+        if self.part is not None:
+            return self.part.shape(self.sources[0][1])
         if self.flat:
             return (sum(math.prod(shape) for _, shape in self.sources),)
         return (sum(shape[0] for _, shape in self.sources), *self.sources[0][1][1:])
@@ -84,7 +88,7 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
         matrix = tensor.matrix and tensor.name != "embedding"
         kind = dtype if tensor.matrix else "float32"
         quantizable = tensor.matrix and tensor.name.rpartition(".")[2] not in PRECISE
-        how = (tensor.sources, matrix, kind, quantizable, tensor.offset, tensor.orders, tensor.flat)
+        how = (tensor.sources, matrix, kind, quantizable, tensor.offset, tensor.orders, tensor.flat, tensor.part)
         out.append(Parameter(tensor.name, *how))
     return out
 
@@ -242,12 +246,35 @@ def queries_and_cache(
     return ops.rope_and_cache(qkv, angles, head_norms(config, w, f"{number}."), kv, cache, number, config, step)
 
 
+def latent_projected(
+    config: ModelConfig,
+    ops: Ops,
+    w: Parameters,
+    number: int,
+    kind: LatentAttention,
+    h: jax.Array,
+    live: jax.Array | None,
+) -> jax.Array:
+    """Return the queries, keys and values of latent attention, see `Ops.latent_rows`."""
+    name, heads = f"{number}.", config.heads
+    width = (kind.query_rank or heads * kind.query) + kind.rank + kind.rotated
+    queries = rows = ops.linear(h, w[name + "latent_in"], width, None, live)
+    if kind.query_rank is not None:
+        low = ops.first_columns(rows, kind.query_rank, w[name + "latent_query_norm"], kind.eps, live)
+        queries = ops.linear(low, w[name + "latent_queries"], heads * kind.query, None, live)
+    passed = ops.first_columns(queries, heads * kind.passed, None, kind.eps, live)
+    multiplied = ops.head_linear(passed, w[name + "latent_keys"], heads, live, operand=False)
+    return ops.latent_rows(queries, rows, multiplied, w[name + "latent_norm"], config, live)
+
+
 def projected(
     config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, live: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return the queries, keys and values of normed rows, float32 [rows, lanes of all heads], or the queries alone if
     the layer has no keys and values of its own, and the gate of attention's output, float32 [rows, lanes of all
     queries], if the model has one."""
+    if config.latent is not None:
+        return latent_projected(config, ops, w, number, config.latent, h, live), None
     shape = config.kv_shape(number)
     name, queries = f"{number}.", config.heads * shape.key_width
     width = queries * (1 + config.attention_gate)
@@ -282,6 +309,8 @@ def unfused_layer(
     mixed = ops.attend(q, kv, cache, number, config, step, w.get(name + "sinks"))
     if gate is not None:
         mixed = ops.output_gate(mixed, gate, live)
+    if config.latent is not None:
+        mixed = ops.head_linear(mixed, w[name + "latent_values"], config.heads, live, operand=True)
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
     if config.parallel:
         return *parallel_mlp(config, ops, w, number, x, h, delta, following, live), kv, counters

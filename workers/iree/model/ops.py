@@ -252,6 +252,41 @@ class Ops(Protocol):
         """Attend from queries to the layer's array of the cache, within its window -> an operand of width heads *
         lanes of a value. `sinks` are logits, float32 [heads], that take part in the sum of a head's softmax."""
 
+    def first_columns(
+        self,
+        x: jax.Array,
+        columns: int,
+        weight: jax.Array | None,
+        eps: float,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return the first columns of x, float32 [rows, width], or with a `weight` their RMS norm, as an operand.
+        Padding rows are undefined."""
+
+    def head_linear(
+        self, x: jax.Array, weight: jax.Array, heads: int, live: jax.Array | None = None, *, operand: bool
+    ) -> jax.Array:
+        """Multiply the columns of each head of an operand by its stored matrix, of those that `weight` has one below
+        the other -> float32 [rows, heads * outputs], or an `operand`. Padding rows are undefined."""
+
+    def latent_rows(
+        self,
+        queries: jax.Array,
+        projected: jax.Array,
+        multiplied: jax.Array,
+        weight: jax.Array,
+        config: ModelConfig,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return queries, keys and values of latent attention as `rope_and_cache` takes them, float32 [rows,
+        (heads + 1) * keys + rank]: the lanes with positions first, then those without.
+
+        `queries` are float32 [rows, width], first the lanes without positions of all heads, then those with them.
+        `projected` are float32 [rows, width], whose last columns are the latent, which is normed with `weight`, and
+        the key's lanes with positions. `multiplied` are the queries' lanes without positions times the matrices of the
+        keys, float32 [rows, heads * rank]. Padding rows are undefined.
+        """
+
     def convolution(
         self, x: jax.Array, taps: Taps, recurrence: Recurrence, step: StepRows, *, gated: bool
     ) -> tuple[jax.Array, jax.Array]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.latent.plain_latent import PlainLatent
 from workers.iree.model.ops import (
     DenseWeights,
     ExpertBiases,
@@ -59,7 +60,7 @@ class MaterializingNumpy:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainOps(PlainRecurrence):
+class PlainOps(PlainRecurrence, PlainLatent):
     """`workers.iree.model.ops.Ops` with weights [outputs, inputs] and the rows of the KV cache in order."""
 
     dtype: str

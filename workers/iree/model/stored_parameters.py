@@ -176,5 +176,7 @@ def _source(parameter: Parameter, number: int, weights: Weights) -> NDArray[Any]
     values = weights.take(*parameter.sources[number])
     if parameter.flat:
         values = values.reshape(-1)
+    if parameter.part is not None:
+        return parameter.part.take(values)
     order = parameter.orders[number] if parameter.orders else None
     return values if order is None else values[order.rows()]

@@ -19,9 +19,9 @@ from workers.iree.kernels.matmul.packing import Packing, pack_matrix
 from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.latent.tiled_latent import TiledLatent
 from workers.iree.model.ops import DenseWeights, LayerNormWeights, LayerState, NormWeights, RopeAngles, Shape, StepRows
 from workers.iree.model.packed_matrix import PackedMatrix, Weight
-from workers.iree.model.tiled_recurrence import TiledRecurrence
 from workers.iree.model.width_padding import WidthPadding
 
 FUSED_MAX_ROWS = 64
@@ -29,7 +29,7 @@ FUSED_MAX_ROWS = 64
 
 
 @dataclass(slots=True)
-class TiledOps(TiledRecurrence):
+class TiledOps(TiledLatent):
     """`workers.iree.model.ops.Ops` with packed weights and KV cache, for weights that are whole vectors wide."""
 
     pause: str = ""

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from workers.checkpoints.architectures.parts import full_layers
-from workers.checkpoints.architectures.tensors import tensors
+from workers.checkpoints.architectures.tensors import size_of, tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.lone_config import LoneConfig
 from workers.engine.sparse.cost import LEAST_RATIO, PromptCost
@@ -62,7 +62,6 @@ def prompt_cost(config: ModelConfig) -> PromptCost:
     for tensor in tensors(config):
         layer, _, name = tensor.name.rpartition(".")
         if layer:
-            size = sum(math.prod(shape) for _, shape in tensor.sources)
             share = config.experts.per_token / config.experts.count if config.experts and name in _EXPERTS else 1.0
-            weights += size * share
+            weights += size_of(tensor) * share
     return PromptCost(round(weights), config.layers * config.heads * config.head_dim)

@@ -11,7 +11,7 @@ from typing import NamedTuple, get_args
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from workers.checkpoints.architectures.parts import ExpertRouter, Experts, GatedDelta, Mamba2
+from workers.checkpoints.architectures.parts import ExpertRouter, Experts, GatedDelta, LatentAttention, Mamba2
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.quantized_matrix import GroupFormat
 from workers.iree import kernels
@@ -22,6 +22,8 @@ from workers.iree.kernels.attention.shape import Attention, AttentionShape
 from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
 from workers.iree.kernels.ir import arithmetic
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, Bfdot, row_stride
+from workers.iree.kernels.latent.head_linear import HeadLinear, head_linear
+from workers.iree.kernels.latent.latent_rows import FirstColumns, LatentRows, first_columns, latent_rows
 from workers.iree.kernels.matmul import integer_dot, neon_dots, x86_dots
 from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization, quantize_rows
 from workers.iree.kernels.matmul.embedding import embedding
@@ -131,6 +133,9 @@ SYMBOLS: dict[str, object] = {
         "mamba_groups": 2,
         "inner": 64,
         "state_dim": 16,
+        "rank": 48,
+        "passed": 64,
+        "rotated": 32,
         "states": 5,
         "state_values": 7000,
     },
@@ -207,6 +212,13 @@ def each_kernel() -> Iterator[tuple[str, Made]]:
     yield "selective_state", made(selective_state, "selective_state", mamba, live=True)
     yield "group_norm", made(group_norm, "group_norm", ROWS, 64, 2, kind, 1e-5, live=True)
     yield "output_gate", made(output_gate, "output_gate", ROWS, HIDDEN, kind, live=True)
+    first = FirstColumns(ROWS, HIDDEN + 16, HIDDEN, kind, 1e-6)
+    yield "first_columns", made(first_columns, "first_columns", first, live=True)
+    of_heads = HeadLinear(ROWS, 4, HIDDEN, FFN, kind, packed=False, threads=2)
+    yield "head_linear", made(head_linear, "head_linear", of_heads, live=True)
+    sizes = LatentAttention(rank=48, rotated=32, passed=64, values=16, query_rank=HIDDEN)
+    latents = LatentRows(ROWS, 4, sizes, 4 * sizes.query, HIDDEN + 48 + 32)
+    yield "latent_rows", made(latent_rows, "latent_rows", latents, live=True)
     yield "experts_route", made(route, "experts_route", mixture, live=True)
     yield "experts_group", made(group, "experts_group", mixture, live=True)
     yield "experts_up", made(experts_up, "experts_up", mixture, kind, "silu")
@@ -325,7 +337,7 @@ def test_the_page_lists_the_names_that_models_call(tmp_path: Path) -> None:
 def plans(folder: Path) -> Iterator[GraphPlan]:
     """Models that use all kernels between them."""
     kinds: list[tuple[str, Quantize]] = [(each, bits) for each in ("llama", "mixtral") for bits in get_args(Quantize)]
-    kinds += [("qwen3_5_text", "none"), ("granitemoehybrid", "none")]
+    kinds += [("qwen3_5_text", "none"), ("granitemoehybrid", "none"), ("minicpm3", "none")]
     for family, quantize in kinds:
         path = make_checkpoint(folder / f"{family}-{quantize}", family)
         dots = choose_integer_dots({"avx512vnni"})

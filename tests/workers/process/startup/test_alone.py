@@ -101,7 +101,7 @@ def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     path = config_with(tmp_path, model_type="evil", auto_map=code)
     with pytest.raises(CheckpointError, match=r"auto_map: names code that comes with the checkpoint"):
         served_config(spec_of(path))
-    known = config_with(tmp_path, model_type="deepseek_v2", auto_map=code)  # mlx-lm's own module computes it
+    known = config_with(tmp_path, model_type="internlm3", auto_map=code)  # mlx-lm's own module computes it
     assert isinstance(served_config(spec_of(known)), LoneConfig)
 
 

@@ -69,7 +69,7 @@ def write_linear(
                     total = total + offsets.load_vector([column + i * LANES])
                 out.store(total, [first + row, column + i * LANES])
 
-    _each_tile_group(code, partition, tiling, live, w, write)
+    each_tile_group(code, partition, tiling, live, w, write)
 
 
 def glu_linear(
@@ -124,10 +124,10 @@ def write_glu_linear(
                 at_row, at_column = first + row, column + i * words
                 out.store(arithmetic.pack(product), [at_row, at_column])
 
-    _each_tile_group(code, partition, tiling, live, w, write)
+    each_tile_group(code, partition, tiling, live, w, write)
 
 
-def _each_tile_group(
+def each_tile_group(
     code: Code, partition: Partition, tiling: GemmTiling, live: Memory | None, w: Memory, write: _WriteTiles
 ) -> None:
     """Call `write` for a partition of the tile groups and all rows, or the live ones; the rows in blocks."""
@@ -199,8 +199,9 @@ def gemm_tile(
     inputs: int,
     arithmetic: Arithmetic,
     prefetch: Prefetch,
+    first_word: Value | None = None,
 ) -> list[list[Value]]:
-    """Return float32 [16] of each of some rows and tiles."""
+    """Return float32 [16] of each of some rows and tiles; the inputs of a row begin at `first_word`, or with it."""
     steps, words = inputs // arithmetic.k, arithmetic.k // arithmetic.per_word
     unroll = next(n for n in (4 // words, 2, 1) if steps % n == 0)
     # Registers: a sum of each row and tile, all parts of each tile, one of a row's words, and what parts are made by.
@@ -218,7 +219,7 @@ def gemm_tile(
                 right = [parts[part] for parts in whole] or [
                     arithmetic.load_part(w, [tile, offset], part) for tile in tiles
                 ]
-                column = word + part
+                column = word + part if first_word is None else first_word + word + part
                 for number, row in enumerate(rows):
                     left = arithmetic.broadcast(x.load([row, column]))
                     for i in range(len(tiles)):

@@ -26,6 +26,8 @@ class GemmTiling:
     """Tiles of weights for one of outputs: 2 in a gated product."""
     live: bool
     """Only live rows are computed."""
+    each: int | None = None
+    """Tiles of a matrix with inputs of its own, of which there are several; a group has tiles of one. None is all."""
 
     @property
     def row_blocks(self) -> RowBlocks:
@@ -57,7 +59,7 @@ class GemmTiling:
         sums = self.arithmetic.accumulators
         counts = (4, 3, 2) if self.halves == 1 else (8, 4, 2)
         fitting = (n for n in counts if n * height <= max(sums, 2 * sums - n - 1) and n <= self.halves * self.tiles)
-        return next(fitting, 1)
+        return next((n for n in fitting if self.each is None or self.each % n == 0), 1)
 
     def sums_both_halves(self, height: int) -> bool:
         """Return whether both halves of a group are summed at once; otherwise the sums of one wait in memory."""

@@ -1,0 +1,1 @@
+"""Latent attention: the products with the matrices of each head, and the rows between projections and the cache."""

@@ -1,0 +1,1 @@
+"""The operations of latent attention, for CPUs and for other devices."""
