@@ -31,12 +31,16 @@ class OpsWithExperts(PlainOps):
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        *,
+        routed: jax.Array | None = None,
+        scales: jax.Array | None = None,
     ) -> jax.Array:
         mixture = config.experts
         assert mixture is not None
-        logits = self.linear(x, router, mixture.count)
+        logits = self.linear(x if routed is None else routed, router, mixture.count)
         best, chosen = jax.lax.top_k(logits, mixture.per_token)
         weights = jax.nn.softmax(best) if mixture.normalize else jnp.exp(best - jax.nn.logsumexp(logits, -1)[:, None])
+        weights = weights if scales is None else weights * scales[chosen]
         ups, downs = up.reshape(mixture.count, -1, x.shape[1]), down.reshape(mixture.count, -1, mixture.ffn)
         each = [
             self.mlp(x, ups[expert], downs[expert], config.hidden_size, mixture.ffn, config.activation)

@@ -15,6 +15,8 @@ from tests.checkpoints import make_checkpoint
 from tests.families import DENSE, FAMILIES, MIXTURES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
+from tests.reference.gemma4_layers import DENSE as GEMMA4_DENSE
+from tests.reference.gemma4_layers import MIXED as GEMMA4_EXPERTS
 from tests.reference.jax_graphs import JaxGraphs
 from tests.sampled import sampled
 from tests.uneven import UNEVEN
@@ -44,6 +46,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3_text": {"family": "gemma3_text", "hidden": 80, "fields": {"sliding_window": 9}},
+    "gemma4": {"family": "gemma4_text", "layers": 4, "fields": {"sliding_window": 9}},
+    "gemma4-dense": {"family": "gemma4_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
+    "gemma4-experts": {"family": "gemma4_text", "fields": GEMMA4_EXPERTS | {"sliding_window": 9}},
+    "gemma4-unified": {"family": "gemma4_unified_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
     "granite": {"family": "granite", "tied": False},
     "granite-4-bit": {"family": "granite", "quantized_bits": 4},
     "granite-8-bit": {"family": "granite", "quantized_bits": 8, "group_size": 64},

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 MAX_EXPERTS = 4096
 """Experts in one stack: each gets a name."""
-_MLX = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)\.weight")
+_MLX = re.compile(r"(.+\.)(?:switch_mlp|experts\.switch_glu)\.(gate_proj|up_proj|down_proj)\.weight")
 _HALVES = re.compile(r"(.+\.)(?:experts\.(gate_up_proj|down_proj)|(input_linear|output_linear)\.weight)")
 _MIXTRAL: Mapping[str, str] = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 

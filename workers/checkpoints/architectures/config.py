@@ -18,6 +18,7 @@ from workers.checkpoints.architectures.parts import (
     Names,
     NormKind,
     Norms,
+    PerLayerEmbedding,
     QkvLayout,
     ShortConvolution,
 )
@@ -116,6 +117,15 @@ class ModelConfig:
     gate."""
     other_tensors: tuple[str, ...] = ()
     """Prefixes of tensors that checkpoints may have and that logits do not depend on."""
+    value_norm: bool = False
+    """The values of each head are normed, without a weight."""
+    layer_scalars: bool = False
+    """The residual stream is multiplied by a number behind each layer."""
+    per_layer: PerLayerEmbedding | None = None
+    """Embeddings of each layer's own."""
+    experts_beside_mlp: bool = False
+    """Layers with experts have the MLP as well. Both read norms of their own of the same rows, as the router does, and
+    norms of what they compute are added."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -140,12 +150,15 @@ class ModelConfig:
         return self.kv_index(self.layers) + self.mtp
 
     def kv_index(self, layer: int) -> int:
-        """Return how many of the first `layer` layers have keys and values: the place of a layer in the KV cache."""
-        return sum(each.kind == "attention" for each in self.plan[:layer])
+        """Return how many of the first `layer` layers have keys and values: the place of a layer in the KV cache, or of
+        the one whose keys and values it reads."""
+        if layer < self.layers and (source := self.plan[layer].kv_source) is not None:
+            layer = source
+        return sum(each.kind == "attention" and each.kv_source is None for each in self.plan[:layer])
 
     def state_index(self, layer: int) -> int:
         """Return how many of the first `layer` layers have a recurrent state."""
-        return layer - self.kv_index(layer)
+        return sum(each.kind != "attention" for each in self.plan[:layer])
 
     @property
     def state_layers(self) -> int:
@@ -223,7 +236,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     )
     qkv_bias, o_bias = _attention_biases(fields, family)
     experts = _experts(fields, family)
-    return ModelConfig(
+    config = ModelConfig(
         family=name,
         hidden_size=hidden,
         heads=heads,
@@ -270,6 +283,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         attention_gate=family.attention_gate,
         other_tensors=family.other_tensors,
     )
+    return replace(config, **family.further(fields, config.plan, config.ropes))
 
 
 def _ffn(fields: Fields, family: Family, hidden: int) -> int:

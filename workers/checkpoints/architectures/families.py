@@ -12,6 +12,7 @@ from workers.checkpoints.architectures.family import (
     from_max_window_layers,
     without_positions,
 )
+from workers.checkpoints.architectures.gemma.gemma4 import GEMMAS
 from workers.checkpoints.architectures.hybrid_families import HYBRIDS
 from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTURES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import ExpertNames, Names
@@ -167,5 +168,6 @@ FAMILIES: Mapping[str, Family] = {
     **MIXTURES,
     **DENSE,
     **HYBRIDS,
+    **GEMMAS,
 }
 """The families by `model_type` of config.json."""

@@ -11,12 +11,14 @@ from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.parts import (
     Activation,
     HeadNorm,
+    LayerConfig,
     MixerKind,
     Names,
     NormKind,
     Norms,
     QkvLayout,
 )
+from workers.checkpoints.architectures.rope import Rope
 
 NEUTRAL: Mapping[str, float | list[int]] = {
     "attention_multiplier": 1,
@@ -204,5 +206,10 @@ class Family:
     """Prefixes of tensors that checkpoints may have and that the model's logits do not depend on."""
     variant: Callable[["Family", Fields], "Family"] = lambda family, fields: family
     """Returns the family as fields of a config.json change it, which are read with the family's names and defaults."""
+    further: Callable[[Fields, tuple[LayerConfig, ...], tuple[Rope, ...]], Mapping[str, Any]] = (
+        lambda fields, plan, ropes: {}
+    )
+    """Returns fields of `ModelConfig` that only this family has, from config.json and the layers and rotary embeddings
+    that were read as those of other families."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that config.json leaves out, as in transformers."""

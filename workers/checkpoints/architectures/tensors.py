@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
-from workers.checkpoints.architectures.parts import MixerKind
+from workers.checkpoints.architectures.parts import LayerConfig, MixerKind, PerLayerEmbedding
 from workers.checkpoints.architectures.row_order import PartOrder, RowOrder, RowsOrder
 from workers.checkpoints.json_files import CheckpointError
 
@@ -47,8 +48,10 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
     names, hidden = config.names, config.hidden_size
     embedding = (f"{names.embedding}.weight", (config.vocab_size, hidden))
     yield Tensor("embedding", (embedding,))
+    if config.per_layer is not None:
+        yield from _per_layer_model(config, config.per_layer)
     for number, layer in enumerate(config.plan):
-        for part in _layer(config, layer.kind, experts=layer.experts):
+        for part in _layer(config, layer):
             sources = tuple((f"{names.layers}{number}.{name}", shape) for name, shape in part.sources)
             yield replace(part, name=f"{number}.{part.name}", sources=sources)
     if config.mtp:
@@ -66,7 +69,7 @@ def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
     own = [Tensor("input", (("input_proj.weight", (hidden, 2 * hidden)),))]
     for name, source in (("token", "token_layernorm"), ("hidden", "hidden_layernorm"), ("final", "final_layernorm")):
         own.append(Tensor(f"norm_{name}", ((f"{source}.weight", (hidden,)),), config.norm_offset))
-    for part in (*own, *_layer(config, "attention", experts=False)):
+    for part in (*own, *_layer(config, LayerConfig())):
         sources = tuple((prefix + name, shape) for name, shape in part.sources)
         yield replace(part, name=f"{number}.{part.name}", sources=sources)
 
@@ -77,25 +80,56 @@ def has_mtp(names: Container[str], config: ModelConfig) -> bool:
     return config.mtp_layers > 0 and all(source in names for source in sources)
 
 
-def _layer(config: ModelConfig, kind: MixerKind, *, experts: bool) -> Iterator[Tensor]:
+def _layer(config: ModelConfig, layer: LayerConfig) -> Iterator[Tensor]:
     """List the tensors of one layer, named within it."""
     yield from _norms(config)
-    yield from _MIXERS[kind](config)
-    yield from _experts(config) if experts else _mlp(config)
+    yield from _attention(config, layer) if layer.kind == "attention" else _MIXERS[layer.kind](config)
+    if layer.experts:
+        yield from _experts(config)
+    if not layer.experts or config.experts_beside_mlp:
+        yield from _mlp(config, layer)
+    if config.per_layer is not None:
+        yield from _per_layer(config, config.per_layer)
+    if config.layer_scalars:
+        yield Tensor("layer_scalar", ((config.names.layer_scalar, (1,)),))
 
 
-def _attention(config: ModelConfig) -> Iterator[Tensor]:
+def _attention(config: ModelConfig, layer: LayerConfig) -> Iterator[Tensor]:
     hidden, names = config.hidden_size, config.names
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes, orders = _stacked(names.qkv, (queries * (1 + config.attention_gate), keys, keys)), qkv_orders(config)
+    parts = (queries * (1 + config.attention_gate), keys, keys)[: _projections(layer)]
+    sizes, orders = _stacked(names.qkv[: len(parts)], parts), qkv_orders(config)
     yield Tensor("qkv", tuple((f"{name}.weight", (size, hidden)) for name, size in sizes), orders=orders)
     if config.qkv_bias:
         yield Tensor("qkv_bias", tuple((f"{name}.bias", (size,)) for name, size in sizes), orders=orders)
     if config.head_norm is not None:
-        yield from _head_norms(config)
+        yield from islice(_head_norms(config), 2 if layer.kv_source is None else 1)
     yield Tensor("o", ((f"{names.o}.weight", (hidden, queries)),))
     if config.o_bias:
         yield Tensor("o_bias", ((f"{names.o}.bias", (hidden,)),))
+
+
+def _projections(layer: LayerConfig) -> int:
+    """Return how many of queries, keys and values a layer projects."""
+    if layer.kv_source is not None:
+        return 1
+    return 2 if layer.keys_as_values else 3
+
+
+def _per_layer_model(config: ModelConfig, own: PerLayerEmbedding) -> Iterator[Tensor]:
+    """List the table of all layers' own embeddings, the projection of the model's to them, and its norm."""
+    (table, projection, norm), width = config.names.per_layer_model, config.layers * own.width
+    yield Tensor("per_layer_embedding", ((f"{table}.weight", (own.vocab, width)),))
+    yield Tensor("per_layer_projection", ((f"{projection}.weight", (width, config.hidden_size)),))
+    yield Tensor("per_layer_norm", ((f"{norm}.weight", (own.width,)),), config.norm_offset)
+
+
+def _per_layer(config: ModelConfig, own: PerLayerEmbedding) -> Iterator[Tensor]:
+    """List the projections of a layer from and to the residual stream beside its own embeddings, and the norm."""
+    gate, out, norm = config.names.per_layer
+    yield Tensor("per_layer_gate", ((f"{gate}.weight", (own.width, config.hidden_size)),))
+    yield Tensor("per_layer_out", ((f"{out}.weight", (config.hidden_size, own.width)),))
+    yield from _norm(config, "norm_per_layer", norm)
 
 
 def _convolution(config: ModelConfig) -> Iterator[Tensor]:
@@ -130,7 +164,6 @@ def _gated_delta(config: ModelConfig) -> Iterator[Tensor]:
 
 
 _MIXERS: Mapping[MixerKind, Callable[[ModelConfig], Iterator[Tensor]]] = {
-    "attention": _attention,
     "convolution": _convolution,
     "gated_delta": _gated_delta,
 }
@@ -184,12 +217,12 @@ def _norms(config: ModelConfig) -> Iterator[Tensor]:
             yield from _norm(config, name, source)
 
 
-def _mlp(config: ModelConfig) -> Iterator[Tensor]:
-    names = config.names
-    up, sizes = ("gate_up", (config.ffn, config.ffn)) if config.gated else ("up", (config.ffn,))
+def _mlp(config: ModelConfig, layer: LayerConfig) -> Iterator[Tensor]:
+    names, ffn = config.names, layer.ffn_multiple * config.ffn
+    up, sizes = ("gate_up", (ffn, ffn)) if config.gated else ("up", (ffn,))
     stacked = _stacked(names.gate_up, sizes)
     yield Tensor(up, tuple((f"{name}.weight", (size, config.hidden_size)) for name, size in stacked))
-    yield Tensor("down", ((f"{names.down}.weight", (config.hidden_size, config.ffn)),))
+    yield Tensor("down", ((f"{names.down}.weight", (config.hidden_size, ffn)),))
     if config.mlp_bias:
         yield Tensor(f"{up}_bias", tuple((f"{name}.bias", (size,)) for name, size in stacked))
         yield Tensor("down_bias", ((f"{names.down}.bias", (config.hidden_size,)),))
@@ -204,6 +237,11 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
     yield Tensor("router", ((f"{names.router}.weight", (experts.count, hidden)),))
     yield Tensor("experts_gate_up", tuple(up))
     yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (hidden, experts.ffn)) for e in every))
+    if config.experts_beside_mlp:
+        yield Tensor("router_norm", ((names.router_scale, (hidden,)),))
+        yield Tensor("expert_scales", ((names.expert_scales, (experts.count,)),))
+        for tensor, name in zip(("norm_dense_out", "norm_experts", "norm_experts_out"), names.norms, strict=True):
+            yield from _norm(config, tensor, name)
     if not experts.shared_ffn:
         return
     both = _stacked(names.shared_gate_up, (experts.shared_ffn, experts.shared_ffn))
@@ -248,6 +286,8 @@ def unread_reason(name: str, config: ModelConfig) -> str:
         return "follows from config.json"
     if name.startswith(config.other_tensors):
         return "logits do not depend on it"
+    if _is_shared_kv(name, config):
+        return "the layer attends to the keys and values of an earlier one"
     head = _within(MTP_LAYERS, name)
     if head and int(head[1]) < config.mtp_layers:
         return "a head for multi-token prediction that drafts nothing here"
@@ -258,6 +298,14 @@ def is_derived(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor of a checkpoint is one of those that are not read, as they follow from config.json."""
     match = _within(config.names.layers, name)
     return match is not None and int(match[1]) < config.layers and match[2] in config.names.derived
+
+
+def _is_shared_kv(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor makes keys or values in a layer that has none of its own."""
+    match = _within(config.names.layers, name)
+    if match is None or int(match[1]) >= config.layers or config.plan[int(match[1])].kv_source is None:
+        return False
+    return match[2].rpartition(".")[0] in (*config.names.qkv[1:], config.names.head_norms[1], config.names.value_norm)
 
 
 def _within(prefix: str, name: str) -> re.Match[str] | None:

@@ -20,6 +20,7 @@ class Wrapper:
     """Prefixes of the tensors of other parts, which text does not reach."""
 
 
+GEMMA4_PARTS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
 WRAPPERS: Mapping[str, Wrapper] = {
     "Gemma3ForConditionalGeneration": Wrapper(
         "gemma3_text",
@@ -27,6 +28,15 @@ WRAPPERS: Mapping[str, Wrapper] = {
         {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."},
         ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.multi_modal_"),
     ),
+    **{
+        f"{name}ForConditionalGeneration": Wrapper(
+            family,
+            # As transformers writes them, and as mlx-lm does.
+            {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head."},
+            tuple(prefix + part for prefix in ("model.", "") for part in GEMMA4_PARTS),
+        )
+        for name, family in (("Gemma4", "gemma4_text"), ("Gemma4Unified", "gemma4_unified_text"))
+    },
     "Qwen3_5ForConditionalGeneration": Wrapper(
         "qwen3_5_text",
         # As published, and as mlx-lm writes them.

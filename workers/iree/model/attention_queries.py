@@ -43,7 +43,7 @@ class _QueryTap:
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
-        norms: tuple[jax.Array, jax.Array] | None,
+        norms: tuple[jax.Array, ...] | None,
         kv: jax.Array,
         cache: KvLayout,
         layer: int,

@@ -19,6 +19,8 @@ from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.architectures.row_order import RowsOrder
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.model.blocks.experts_beside_mlp import add_experts
+from workers.iree.model.blocks.per_layer import end_of_layer, per_layer_inputs
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import (
     DenseWeights,
@@ -38,6 +40,8 @@ PRECISE = (ROUTER, "shared_gate", "delta_gates")
 long a state is kept."""
 TAPS = ("conv_taps", "delta_taps")
 """Stored as [taps, channels]; checkpoints have [channels, 1, taps]."""
+TABLES = ("embedding", "per_layer_embedding")
+"""Stored in rows, which are looked up."""
 EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
 """The matrices of a layer's mixture of experts."""
 Parameters = dict[str, Any]
@@ -78,7 +82,7 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     """Return every parameter of the model: matrices in `dtype`, norms and biases in float32."""
     out = []
     for tensor in tensors(config):
-        matrix = tensor.matrix and tensor.name != "embedding"
+        matrix = tensor.matrix and tensor.name not in TABLES
         kind = dtype if tensor.matrix else "float32"
         quantizable = tensor.matrix and tensor.name.rpartition(".")[2] not in PRECISE
         how = (tensor.sources, matrix, kind, quantizable, tensor.offset, tensor.orders, tensor.flat)
@@ -113,8 +117,11 @@ class StepInputs:
         """Return the angles of the layer's rotation; None for a layer without positions."""
         if layer.rope is None:
             return None
-        half = config.ropes[layer.rope].dims // 2
-        mine = slice(layer.rope * half, (layer.rope + 1) * half)
+        first, half = (
+            sum(rope.dims // 2 for rope in ropes)
+            for ropes in (config.ropes[: layer.rope], config.ropes[layer.rope :][:1])
+        )
+        mine = slice(first, first + half)
         return RopeAngles(*(all_.reshape(-1, all_.shape[-1])[:, mine] for all_ in (self.cos, self.sin)))
 
 
@@ -135,6 +142,7 @@ def forward(
     """
     first = norm_weights(config, ops, w, "0.norm_attention")
     x, h = ops.norm(embed(config, ops, w, inputs), None, None, first, config.rms_eps, live=inputs.step.live)
+    own = per_layer_inputs(config, ops, w, inputs.tokens.reshape(-1), x, inputs.step.live)
     state: LayerState = (x, h, kv, None)
     for number, layer in enumerate(config.plan):
         last = number == config.layers - 1
@@ -145,7 +153,8 @@ def forward(
             delta, states = recurrent_mixer(config, ops, w, number, h, recurrence, inputs.step)
             state = (*after_mixer(config, ops, w, number, x, delta, following, inputs.step.live), *others)
         else:
-            state = layer_of(config, ops, w, number, state, following, inputs.angles(config, layer), cache, inputs.step)
+            angles = inputs.angles(config, layer)
+            state = layer_of(config, ops, w, number, state, following, angles, cache, inputs.step, own)
     return state[1], state[2], state[0], states
 
 
@@ -159,14 +168,17 @@ def layer_of(
     angles: RopeAngles | None,
     cache: KvLayout,
     step: StepRows,
+    own: jax.Array | None = None,
 ) -> LayerState:
-    """Compute a layer, by one kernel if there is one."""
+    """Compute a layer, by one kernel if there is one. `own` are the embeddings of layers (`per_layer_inputs`)."""
     fused = None
     plain = not (config.mlp_bias or config.parallel or config.attention_gate or config.plan[number].experts)
+    if config.value_norm or config.layer_scalars:
+        plain = False
     if plain and config.gated and not isinstance(following, LayerNormWeights):
         dense = dense_weights(config, w, number, following)
         fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
-    return fused or unfused_layer(config, ops, w, number, state, following, angles, cache, step)
+    return fused or unfused_layer(config, ops, w, number, state, following, angles, cache, step, own)
 
 
 def dense_weights(config: ModelConfig, w: Parameters, number: int, following: jax.Array | None) -> DenseWeights:
@@ -206,9 +218,11 @@ def _unweighted(config: ModelConfig, ops: Ops, name: str) -> NormWeights | None:
     return LayerNormWeights(jnp.asarray(ones.astype(np.float32)), None)
 
 
-def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array, jax.Array] | None:
-    """Return the norms of the heads of queries and keys of the layer `name`."""
-    return (w[name + "q_norm"], w[name + "k_norm"]) if config.head_norm is not None else None
+def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array, ...] | None:
+    """Return the norms of the heads of queries and keys of the layer `name`, or of its queries alone."""
+    if config.head_norm is None:
+        return None
+    return tuple(w[name + norm] for norm in ("q_norm", "k_norm") if name + norm in w)
 
 
 def queries_and_cache(
@@ -230,13 +244,17 @@ def queries_and_cache(
 def projected(
     config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, live: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return the queries, keys and values of normed rows, float32 [rows, heads * head_dim], and the gate of attention's
+    """Return the queries, keys and values of normed rows, float32 [rows, heads * head_dim], or queries alone in a layer
+    that reads the keys and values of another, and the gate of attention's
     output, float32 [rows, query heads * head_dim], if the model has one."""
-    name, queries = f"{number}.", config.heads * config.head_dim
-    width = (config.heads * (1 + config.attention_gate) + 2 * config.kv_heads) * config.head_dim
+    name, queries, layer = f"{number}.", config.heads * config.head_dim, config.plan[number]
+    heads = 0 if layer.kv_source is not None else config.kv_heads * (2 - layer.keys_as_values)
+    width = (config.heads * (1 + config.attention_gate) + heads) * config.head_dim
     qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), live)
     if config.qkv_clip is not None:
         qkv = jnp.clip(qkv, np.float32(-config.qkv_clip), np.float32(config.qkv_clip))
+    if layer.keys_as_values:
+        qkv = jnp.concatenate([qkv, qkv[:, queries:]], axis=1)
     if not config.attention_gate:
         return qkv, None
     both = qkv[:, : 2 * queries].reshape(-1, config.heads, 2, config.head_dim)
@@ -254,6 +272,7 @@ def unfused_layer(
     angles: RopeAngles | None,
     cache: KvLayout,
     step: StepRows,
+    own: jax.Array | None = None,
 ) -> LayerState:
     """Compute a layer, one operation after the other."""
     x, h, kv, counters = state
@@ -266,7 +285,7 @@ def unfused_layer(
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
     if config.parallel:
         return *parallel_mlp(config, ops, w, number, x, h, delta, following, live), kv, counters
-    return *after_mixer(config, ops, w, number, x, delta, following, live), kv, counters
+    return *after_mixer(config, ops, w, number, x, delta, following, live, own), kv, counters
 
 
 def recurrent_mixer(
@@ -317,12 +336,17 @@ def after_mixer(
     delta: jax.Array,
     following: NormWeights | None,
     live: jax.Array | None,
+    own: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Add what a layer's mixer gives and compute the layer's MLP: the hidden rows, and their norm as an operand."""
     name, eps, multiplier = f"{number}.", config.rms_eps, config.residual_multiplier
     before_mlp = norm_weights(config, ops, w, name + "norm_mlp")
     x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), before_mlp, eps, multiplier, live)
     delta = mlp(config, ops, w, name, config.plan[number], h, live)
+    if config.experts_beside_mlp:
+        delta = add_experts(config, ops, w, name, x, delta, live)
+    if config.layer_scalars or own is not None:
+        return end_of_layer(config, ops, w, number, x, delta, following, live, own)
     return ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
 
 
@@ -344,12 +368,13 @@ def mlp(
     config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: LayerConfig, h: jax.Array, live: jax.Array | None
 ) -> jax.Array:
     """Return what the MLP adds to an operand's rows: float32 [rows, hidden]."""
-    if layer.experts:
+    if layer.experts and not config.experts_beside_mlp:
         router, up, down = (w[name + part] for part in EXPERTS)
         return ops.experts(h, router, up, down, config, live, *shared_expert(config, ops, w, name, h, live))
     down, up_name = w[name + "down"], name + ("gate_up" if config.gated else "up")
     if config.gated and not config.mlp_bias:
-        return ops.mlp(h, w[up_name], down, config.hidden_size, config.ffn, config.activation, live)
+        ffn = layer.ffn_multiple * config.ffn
+        return ops.mlp(h, w[up_name], down, config.hidden_size, ffn, config.activation, live)
     width = 2 * config.ffn if config.gated else config.ffn
     up = ops.linear(h, w[up_name], width, w.get(up_name + "_bias"), live)
     activated = ops.activate(up, config.activation, gated=config.gated, live=live)

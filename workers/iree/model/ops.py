@@ -60,7 +60,7 @@ class DenseWeights:
 
     qkv: Weight
     qkv_bias: jax.Array | None
-    heads: tuple[jax.Array, jax.Array] | None
+    heads: tuple[jax.Array, ...] | None
     """Norms of the heads of queries and keys."""
     o: Weight
     o_bias: jax.Array | None
@@ -127,11 +127,14 @@ class Ops(Protocol):
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
+        *,
+        per_layer: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
         """Return x + delta * multiplier, float32 [rows, width], and its norm with the weights `before` as an operand.
 
         With the weight `after` it is delta's RMS norm that is multiplied and added; without `before` the operand is the
-        sum itself. Padding rows (see `StepRows.live`) are undefined.
+        sum itself. Padding rows (see `StepRows.live`) are undefined. `per_layer` rows have the width of one layer's own
+        embeddings.
         """
 
     def linear(
@@ -180,16 +183,20 @@ class Ops(Protocol):
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        *,
+        routed: jax.Array | None = None,
+        scales: jax.Array | None = None,
     ) -> jax.Array:
         """Return what a mixture of experts adds to the rows of an operand: float32 [rows, hidden]. `up` and `down` are
         those of all experts, one after the other. `shared` is what the shared expert computes, float32 [rows, hidden],
-        and `gate` the logits of its gate, float32 [rows, 1]."""
+        and `gate` the logits of its gate, float32 [rows, 1]. `routed` are the rows that the router reads, an operand,
+        if it reads others, and `scales` factors of the experts' weights, float32 [experts]."""
 
     def rope_and_cache(
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
-        norms: tuple[jax.Array, jax.Array] | None,
+        norms: tuple[jax.Array, ...] | None,
         kv: jax.Array,
         cache: KvLayout,
         layer: int,
@@ -197,6 +204,7 @@ class Ops(Protocol):
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
         """Norm the heads of qkv, float32 [rows, heads * head_dim], rotate them, and write keys and values to the cache.
+        A layer that reads those of an earlier one has queries alone, and a single norm.
 
         Returns the queries as `attend` takes them, and the cache.
         """

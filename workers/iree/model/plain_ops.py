@@ -81,6 +81,8 @@ class PlainOps(PlainRecurrence):
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
+        *,
+        per_layer: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
         if delta is not None:
             added = delta if after is None else _unit(delta, eps) * after
@@ -131,6 +133,9 @@ class PlainOps(PlainRecurrence):
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        *,
+        routed: jax.Array | None = None,
+        scales: jax.Array | None = None,
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 
@@ -150,7 +155,7 @@ class PlainOps(PlainRecurrence):
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
-        norms: tuple[jax.Array, jax.Array] | None,
+        norms: tuple[jax.Array, ...] | None,
         kv: jax.Array,
         cache: KvLayout,
         layer: int,
@@ -158,13 +163,14 @@ class PlainOps(PlainRecurrence):
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
         batch, tokens = step.rows.shape
-        split = (config.heads, config.heads + cache.heads)
-        q, k, v = jnp.split(qkv.reshape(batch * tokens, -1, cache.head_dim), split, axis=1)
-        if norms is not None:
-            q, k = (_norm_heads(x, weight, config) for x, weight in zip((q, k), norms, strict=True))
-        if angles is not None:
-            q, k = rotate(q, angles), rotate(k, angles)
-        q = q * np.float32(config.attention_scale)
+        parts = qkv.reshape(batch * tokens, -1, cache.head_dim)
+        if config.plan[layer].kv_source is not None:
+            return self._heads(parts, norms, 0, angles, config, config.attention_scale).astype(self.dtype), kv
+        q, k, v = jnp.split(parts, (config.heads, config.heads + cache.heads), axis=1)
+        q = self._heads(q, norms, 0, angles, config, config.attention_scale)
+        k = self._heads(k, norms, 1, angles, config)
+        if config.value_norm:
+            v = _unit(v, config.rms_eps)
         head = step.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
         flat = kv.reshape(-1, cache.row_width)
         for part, new in enumerate((k, v)):
@@ -174,6 +180,22 @@ class PlainOps(PlainRecurrence):
             at, rows = lax.optimization_barrier((at.reshape(-1), self._stored(new, cache)))
             flat = flat.at[at].set(rows, mode="promise_in_bounds", unique_indices=True)
         return q.astype(self.dtype), flat.reshape(kv.shape)
+
+    def _heads(
+        self,
+        x: jax.Array,
+        norms: tuple[jax.Array, ...] | None,
+        part: int,
+        angles: RopeAngles | None,
+        config: ModelConfig,
+        scale: float | None = None,
+    ) -> jax.Array:
+        """Norm and rotate queries (part 0) or keys (1), float32 [rows, heads, head_dim], and scale them."""
+        if norms is not None:
+            x = _norm_heads(x, norms[part], config)
+        if angles is not None:
+            x = rotate(x, angles)
+        return x if scale is None else x * np.float32(scale)
 
     def _stored(self, new: jax.Array, cache: KvLayout) -> jax.Array:
         """Return float32 [rows, heads, head_dim] as rows of the cache: each with its scale behind it if it is

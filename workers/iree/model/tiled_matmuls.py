@@ -188,17 +188,22 @@ class TiledMatmuls:
         live: jax.Array | None = None,
         shared: jax.Array | None = None,
         gate: jax.Array | None = None,
+        *,
+        routed: jax.Array | None = None,
+        scales: jax.Array | None = None,
     ) -> jax.Array:
         m = _mixture_of(config, x.shape[0])
         names = [f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")]
-        routed, grouped = (named(name, live=live) for name in names[:2])
+        choose, grouped = (named(name, live=live) for name in names[:2])
         combined, has = named(names[2], shared=shared, gate=gate, live=live), (shared is not None, gate is not None)
-        self.add_kernel(routed, route, m, live=live is not None)
+        self.add_kernel(choose, route, m, live=live is not None)
         self.add_kernel(grouped, group, m, live=live is not None)
         self.add_kernel(combined, combine, m, live=live is not None, shared=has[0], gate=has[1])
         per, lists = m.experts.per_token, tuple(numbers(size) for size in m.lists.values())
-        logits = self.linear(x, router, m.experts.count, None, live)
-        chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits, live)
+        logits = self.linear(x if routed is None else routed, router, m.experts.count, None, live)
+        chosen, weights = call(choose, (words(m.rows, per), floats(m.rows, per)), logits, live)
+        if scales is not None:
+            weights = weights * scales[chosen]
         groups = call(grouped, lists, chosen, live)
         mixed = self._experts_up(m, x, up, groups, config.activation, live)
         added = self._experts_down(m, mixed, down, groups, live)

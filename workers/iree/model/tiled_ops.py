@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
-from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
+from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache, rope_queries
 from workers.iree.kernels.attention.shape import Attention, AttentionShape
 from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
 from workers.iree.kernels.ir.arithmetic import row_stride
@@ -68,14 +68,18 @@ class TiledOps(TiledRecurrence):
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
+        *,
+        per_layer: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
         bias, centred = None, isinstance(before, LayerNormWeights)
         if isinstance(before, LayerNormWeights):
             before, bias = before.weight, before.bias
         there = (delta is not None, after is not None, before is not None)
-        kind = Norm(*there, multiplier, self._hidden_values, centred, bias is not None)
+        values = self._per_layer_values if per_layer else self._hidden_values
+        kind = Norm(*there, multiplier, values, centred, bias is not None)
         flags = "".join(str(int(each)) for each in (*there, *([kind.bias] if centred else [])))
+        flags += "_per_layer" if per_layer else ""
         name = named(f"baton_norm_{rows}_{width}_{flags}", live=live)
         self.add_kernel(name, norm, rows, width, eps, self.arithmetic, kind, live=live is not None)
         result = words(rows, row_stride(width, self.arithmetic))
@@ -153,7 +157,7 @@ class TiledOps(TiledRecurrence):
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
-        norms: tuple[jax.Array, jax.Array] | None,
+        norms: tuple[jax.Array, ...] | None,
         kv: jax.Array,
         cache: KvLayout,
         layer: int,
@@ -162,14 +166,22 @@ class TiledOps(TiledRecurrence):
     ) -> tuple[jax.Array, jax.Array]:
         shape = self._attention_shape(cache, layer, config, step)
         kind = self._rope_and_cache(shape, config)
+        rope = () if angles is None else self.padded_angles(angles)
+        if config.plan[layer].kv_source is not None:
+            name = named(f"baton_rope_queries_{shape.batch}_{shape.tokens}_{shape.rope_dims}", live=step.live)
+            self.add_kernel(name, rope_queries, kind, live=step.live is not None)
+            rotated: jax.Array = call(name, self._query_words(shape), qkv, *rope, *(norms or ()), step.live)
+            return rotated, kv
         name = named(f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}", live=step.live)
         self.add_kernel(name, rope_and_cache, kind, live=step.live is not None)
-        rope = () if angles is None else self.padded_angles(angles)
         place = _layer_of(layer, cache, config)
         operands = (qkv, *rope, step.slots, step.rows, place, *(norms or ()), kv, step.live)
-        queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
-        q, kv = call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
+        q, kv = call(name, (self._query_words(shape), jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
         return q, kv
+
+    def _query_words(self, shape: AttentionShape) -> jax.ShapeDtypeStruct:
+        """Return the type of queries as attention takes them."""
+        return words(shape.batch * shape.tokens, shape.query_heads * shape.head_dim // self.arithmetic.per_word)
 
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
@@ -196,7 +208,9 @@ class TiledOps(TiledRecurrence):
     def _rope_and_cache(self, shape: AttentionShape, config: ModelConfig) -> RopeAndCache:
         values = None if self.padding is None else self.padding.head.size
         centred = config.head_norm is not None and config.norm_kind == "layer"
-        return RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm, values, centred)
+        return RopeAndCache(
+            shape, self.arithmetic, config.rms_eps, config.head_norm, values, centred, config.value_norm
+        )
 
     def _attention_shape(self, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows) -> AttentionShape:
         batch, tokens = step.rows.shape
@@ -220,6 +234,11 @@ class TiledOps(TiledRecurrence):
     def _hidden_values(self) -> int | None:
         """The values of a row of the residual stream that are not padding; None is all of them."""
         return None if self.padding is None else self.padding.hidden.size
+
+    @property
+    def _per_layer_values(self) -> int | None:
+        """The values of one layer's own embedding that are not padding; None is all of them."""
+        return None if self.padding is None or self.padding.per_layer is None else self.padding.per_layer.size
 
     def _rotated_lanes(self, lanes: int) -> int:
         return lanes if self.padding is None else 2 * self.padding.rotated_half

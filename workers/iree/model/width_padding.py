@@ -18,7 +18,7 @@ HALF_MULTIPLES = (8, 4, 2)
 """Multiples to which half of the rotated lanes may be padded. Larger ones give RoPE wider vectors; two is the minimum,
 because a pair of bfloat16 is stored at once."""
 
-_Width = Literal["hidden", "head", "ffn", "expert_ffn", "shared_ffn"]
+_Width = Literal["hidden", "head", "ffn", "expert_ffn", "shared_ffn", "per_layer"]
 _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "embedding": (None, "hidden"),
     "head": (None, "hidden"),
@@ -47,6 +47,18 @@ _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "norm_token": ("hidden",),
     "norm_hidden": ("hidden",),
     "norm_final": ("hidden",),
+    "layer_scalar": (None,),
+    "per_layer_embedding": (None, "per_layer"),
+    "per_layer_projection": ("per_layer", "hidden"),
+    "per_layer_norm": ("per_layer",),
+    "per_layer_gate": ("per_layer", "hidden"),
+    "per_layer_out": ("hidden", "per_layer"),
+    "norm_per_layer": ("hidden",),
+    "router_norm": ("hidden",),
+    "expert_scales": (None,),
+    "norm_dense_out": ("hidden",),
+    "norm_experts": ("hidden",),
+    "norm_experts_out": ("hidden",),
     "router": (None, "hidden"),
     "experts_gate_up": ("expert_ffn", "hidden"),
     "experts_down": ("hidden", "expert_ffn"),
@@ -126,6 +138,8 @@ class WidthPadding:
     """The MLP of one expert."""
     shared_ffn: PaddedAxis | None = None
     """The MLP of the shared expert."""
+    per_layer: PaddedAxis | None = None
+    """The embedding of one layer's own."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "WidthPadding | None":
@@ -135,8 +149,9 @@ class WidthPadding:
             experts = PaddedAxis.whole(config.experts.ffn)
             shared = PaddedAxis.whole(config.experts.shared_ffn) if config.experts.shared_ffn else None
         head = _head(config.head_dim, config.ropes[0].dims // 2)
-        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), head, experts, shared)
-        axes = [axis for axis in (made.hidden, made.ffn, made.head, experts, shared) if axis is not None]
+        own = None if config.per_layer is None else PaddedAxis.whole(config.per_layer.width)
+        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), head, experts, shared, own)
+        axes = [axis for axis in (made.hidden, made.ffn, made.head, experts, shared, own) if axis is not None]
         return made if any(axis.padded != axis.size for axis in axes) else None
 
     @property
@@ -156,6 +171,9 @@ class WidthPadding:
             ffn=self.ffn.padded,
             head_dim=self.head.padded,
             experts=experts,
+            per_layer=None
+            if config.per_layer is None or self.per_layer is None
+            else replace(config.per_layer, width=self.per_layer.padded),
             convolution=None
             if config.convolution is None
             else replace(config.convolution, channels=self.hidden.padded),
@@ -169,6 +187,7 @@ class WidthPadding:
             "ffn": self.ffn,
             "expert_ffn": self.expert_ffn,
             "shared_ffn": self.shared_ffn,
+            "per_layer": self.per_layer,
         }
         axes = (None if kind is None else kinds[kind] for kind in _AXES[tensor.rpartition(".")[2]])
         return tuple(None if axis is None or axis.padded == axis.size else axis for axis in axes)

@@ -35,6 +35,8 @@ class RopeAndCache:
     """Lanes of a head that are not padding; None is all of them."""
     centred: bool = False
     """The norm of a head is a LayerNorm."""
+    value_norm: bool = False
+    """The values of a head are normed as well, without a weight."""
 
     @property
     def item_tokens(self) -> int:
@@ -54,14 +56,29 @@ def rope_and_cache(name: str, kind: RopeAndCache, *, live: bool = False) -> str:
     -> packed words [batch * tokens, query_heads * head_dim / per_word] of the queries, scaled, and the cache with keys
     and values: those of the first `live` rows.
     """
-    kernel, shape = Kernel(name, kind.items), kind.shape
-    code, number, item = kernel.code, kernel.workgroup, RopeAndCacheItem(kind, kernel, None, None)
+    kernel = Kernel(name, kind.items)
+    _write_live(kernel, kind, RopeAndCacheItem(kind, kernel, None, None), live=live)
+    return kernel.function()
+
+
+def rope_queries(name: str, kind: RopeAndCache, *, live: bool = False) -> str:
+    """q f32 [batch * tokens, query_heads * head_dim] (, cos and sin f32 [batch * tokens, rope_dims / 2]) (, the weight
+    of the norm of queries, flat f32) (, live i32 [1]) -> packed words [batch * tokens, query_heads * head_dim /
+    per_word] of the queries, scaled: those of the first `live` rows. For layers that attend to the cache of another.
+    """
+    kernel = Kernel(name, kind.items)
+    _write_live(kernel, kind, RopeQueriesItem(kind, kernel), live=live)
+    return kernel.function()
+
+
+def _write_live(kernel: Kernel, kind: RopeAndCache, item: "RopeAndCacheItem", *, live: bool) -> None:
+    """Write the item of a workgroup, if it has live rows."""
+    shape, number = kind.shape, kernel.workgroup
     if live:
         count = live_rows(kernel.input("live", (1,), "i32"), shape.batch * shape.tokens)
-        code.when(number * kind.item_tokens < count * shape.kv_heads, lambda: item.write(number))
+        kernel.code.when(number * kind.item_tokens < count * shape.kv_heads, lambda: item.write(number))
     else:
         item.write(number)
-    return kernel.function()
 
 
 class RopeAndCacheItem:
@@ -96,9 +113,7 @@ class RopeAndCacheItem:
     def write(self, number: Value) -> None:
         """Write the tokens of an item."""
         code, kind, shape = self._code, self._kind, self._kind.shape
-        head, rest = number % shape.kv_heads, number // shape.kv_heads
-        blocks = shape.tokens // kind.item_tokens
-        low, sequence = rest % blocks * kind.item_tokens, rest // blocks
+        head, sequence, low = self._place(number)
         layer, slot = self.layer.load_index([0]), self.slots.load_index([sequence])
         keys, values = (shape.begin(layer, part, slot, head) for part in range(2))
 
@@ -109,14 +124,29 @@ class RopeAndCacheItem:
             for elements, lane in self._stored(self._rotated(row, head, 1, None), keys, position, self._elements.k):
                 self._put_keys(keys, elements, lane, position)
             before = shape.query_heads + shape.kv_heads
-            given = (
-                (self._qkv.load_vector([row, self._column(head + before, lane)]), lane)
-                for lane in range(0, shape.head_dim, LANES)
-            )
+            given = self._values(row, head + before)
             for elements, lane in self._stored(given, values, position, LANES):
                 self._put_values(values, elements, lane, position)
 
         code.repeat(low, low + kind.item_tokens, token)
+
+    def _place(self, number: Value) -> tuple[Value, Value, Value]:
+        """Return the KV head of an item, its sequence, and its first token."""
+        kind, shape = self._kind, self._kind.shape
+        head, rest = number % shape.kv_heads, number // shape.kv_heads
+        blocks = shape.tokens // kind.item_tokens
+        return head, rest // blocks, rest % blocks * kind.item_tokens
+
+    def _values(self, row: Value, source_head: Value) -> Iterator[tuple[Value, int]]:
+        """Yield vectors of a head's values, each with its first lane, normed if they are."""
+        kind, depth, factor = self._kind, self._kind.shape.head_dim, None
+        if kind.value_norm:
+            start, of = self._column(source_head, 0), kind.values
+            root = inverse_root_mean_square(self._code, self._qkv, [row], depth, kind.eps, LANES, start, of)
+            factor = root.broadcast()
+        for lane in range(0, depth, LANES):
+            value = self._qkv.load_vector([row, self._column(source_head, lane)])
+            yield value if factor is None else value * factor, lane
 
     def _query(self, row: Value, head: Value, number: Value) -> None:
         shape, arithmetic = self._kind.shape, self._kind.arithmetic
@@ -226,3 +256,30 @@ class RopeAndCacheItem:
         for i in range(LANES):
             scalar = elements.lane(i)
             self.cache.store(scalar, [start + i * k])
+
+
+class RopeQueriesItem(RopeAndCacheItem):
+    """The memory of `rope_queries`, and the code for an item: its queries alone."""
+
+    def __init__(self, kind: RopeAndCache, kernel: Kernel) -> None:
+        shape = kind.shape
+        rows, width = shape.batch * shape.tokens, shape.query_heads * shape.head_dim
+        self._kind, self._code = kind, kernel.code
+        self._qkv = kernel.input("q", (rows, width), "f32")
+        angles = ("cos", "sin") if shape.rope_dims else ()
+        self._angles = [kernel.input(name, (rows, shape.rope_dims // 2), "f32") for name in angles]
+        together = kind.head_norm == "all"
+        self._normed_heads = (shape.query_heads, 0) if together else (1, 1)
+        weights = shape.head_dim if kind.head_norm == "each" else width
+        self._norms = [kernel.input("q_norm", (weights,), "f32")] if kind.head_norm else []
+        self.queries = kernel.output("queries", (rows, width // kind.arithmetic.per_word), "i32")
+
+    def write(self, number: Value) -> None:
+        """Write the tokens of an item."""
+        shape, (head, sequence, low) = self._kind.shape, self._place(number)
+
+        def token(index: Value) -> None:
+            row = sequence * shape.tokens + index
+            self._code.repeat(0, shape.group, lambda query: self._query(row, head, query))
+
+        self._code.repeat(low, low + self._kind.item_tokens, token)
