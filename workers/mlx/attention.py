@@ -96,15 +96,18 @@ class LayerCache:
         *,
         cpu: bool,
         queries: list[mx.array] | None = None,
+        writes: bool = True,
     ) -> None:
         """`window` is the attention window in rows, the query's own included; None is no window. `queries` is given
-        those of the layer, scaled: float32 [rows, heads, head_dim]."""
+        those of the layer, scaled: float32 [rows, heads, head_dim]. Without `writes`, the rows of the step are there
+        already, from the layer that has this place of the cache."""
         self.offset = offset
         self._layer = layer
         self._groups = groups
         self._window = window
         self._cpu = cpu
         self._queries = queries
+        self._writes = writes
 
     def make_mask(self, *_: object, **__: object) -> None:
         """Return no mask: `attend` makes one for each group."""
@@ -132,7 +135,7 @@ class LayerCache:
             slices.append(slice(first, first + group.rows))
             first += group.rows
         # All are written before any is read: a buffer that a reader holds would be copied by the next write.
-        for group, rows in zip(self._groups, slices, strict=True):
+        for group, rows in zip(self._groups, slices, strict=True) if self._writes else ():
             group.write(self._layer, 0, keys[rows])
             group.write(self._layer, 1, values[rows])
         outputs = [

@@ -425,7 +425,15 @@ class MlxRunner:
         those of each layer."""
         tokens, offset = mx.array(self._tokens(chunks), dtype=mx.int32)[:, None], _positions(chunks)
         caches = [
-            LayerCache(self._config.kv_index(number), groups, offset, layer.window, cpu=self._cpu, queries=queries)
+            LayerCache(
+                self._config.kv_index(number),
+                groups,
+                offset,
+                layer.window,
+                cpu=self._cpu,
+                queries=queries,
+                writes=layer.kv_source is None,
+            )
             if layer.kind == "attention"
             else StateCache(self._recurrent.parts[self._config.state_index(number)], chunks)
             for number, layer in enumerate(self._config.plan)

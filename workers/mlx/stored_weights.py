@@ -41,6 +41,9 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         load_mtp(mtp, tensors, quantization)
     if config.family not in STACKED_BY_MLX_LM:
         tensors = _stack_experts(tensors)
+    if config.experts_beside_mlp:
+        tensors = {_beside_mlp(name): tensor for name, tensor in tensors.items()}
+        groups = groups and {_beside_mlp(name): group for name, group in groups.items()}
     if hasattr(model, "sanitize"):
         tensors = model.sanitize(tensors)
     if quantization is not None:
@@ -79,6 +82,11 @@ def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
         else:
             out[name] = tensor
     return out | {name: mx.stack([parts[expert] for expert in sorted(parts)]) for name, parts in stacks.items()}
+
+
+def _beside_mlp(name: str) -> str:
+    """Return the name in mlx-lm's Gemma 4 of what other models call `switch_mlp`."""
+    return name.replace(".switch_mlp.", ".experts.switch_glu.")
 
 
 def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:
