@@ -14,6 +14,7 @@ from workers.checkpoints.architectures.parts import (
     Experts,
     GatedDelta,
     HeadNorm,
+    KvShape,
     LayerConfig,
     Names,
     NormKind,
@@ -117,6 +118,8 @@ class ModelConfig:
     gate."""
     other_tensors: tuple[str, ...] = ()
     """Prefixes of tensors that checkpoints may have and that logits do not depend on."""
+    kv_shapes: tuple[KvShape, ...] = ()
+    """The shapes of keys and values that layers choose from; empty is one, of `kv_heads` and `head_dim`."""
     value_norm: bool = False
     """The values of each head are normed, without a weight."""
     layer_scalars: bool = False
@@ -204,6 +207,16 @@ class ModelConfig:
         if requested > self.max_positions:
             problem = f"is {self.max_positions}, less than the context of {requested} tokens that was asked for"
             raise CheckpointError("config.json", "max_position_embeddings", problem)
+        return requested
+
+    def choose_embeddings(self, requested: bool) -> bool:
+        """Check whether prompts may have rows of embeddings, without tokens. Raises `LoadRefused` for a model whose
+        layers have embeddings of their own, by token."""
+        if requested and self.per_layer is not None:
+            raise LoadRefused(
+                f"embeddings: rows without a token have no embeddings of layers, which {self.family} has "
+                "(hidden_size_per_layer_input): leave it out"
+            )
         return requested
 
     def choose_quantization(self, requested: Quantize) -> Quantize:

@@ -109,6 +109,18 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
+class KvShape:
+    """The keys and values of a layer."""
+
+    heads: int
+    """KV heads."""
+    key_width: int
+    """Lanes of a key, and of a query."""
+    value_width: int
+    """Lanes of a value."""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """The configuration of one layer: what may differ between the layers of a model."""
 
@@ -119,8 +131,10 @@ class LayerConfig:
     experts: bool = False
     """A mixture of experts replaces the MLP."""
     kind: MixerKind = "attention"
+    kv_shape: int = 0
+    """The index of the shape of keys and values in `ModelConfig.kv_shapes`."""
     kv_source: int | None = None
-    """The earlier layer whose keys and values this layer attends to; None: it has its own."""
+    """The earlier layer whose keys and values this layer reads: it has none of its own."""
     keys_as_values: bool = False
     """Values are the keys before their norm and rotation: there is no projection of values."""
     ffn_multiple: int = 1

@@ -7,7 +7,7 @@ from typing import Any
 
 from workers.checkpoints.architectures.family import AROUND, Family
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.parts import ExpertNames, LayerConfig, Names, PerLayerEmbedding
+from workers.checkpoints.architectures.parts import ExpertNames, KvShape, LayerConfig, Names, PerLayerEmbedding
 from workers.checkpoints.architectures.rope import Rope
 from workers.checkpoints.architectures.rope_fields import read_ropes
 
@@ -35,11 +35,14 @@ def vary(family: Family, fields: Fields) -> Family:
 def further(fields: Fields, plan: tuple[LayerConfig, ...], ropes: tuple[Rope, ...]) -> Mapping[str, Any]:
     """Read what only Gemma 4 states. `plan` has the attention windows, `ropes` those of heads of `head_dim` lanes."""
     plan = (*plan[:-1], replace(plan[-1], window=None, rope=0))  # the last layer never has a window
+    both = shapes(fields, plan)
+    if both[0] != both[1]:
+        plan = tuple(layer if layer.window is not None else replace(layer, kv_shape=1) for layer in plan)
     plan = _shared(fields, _with_keys_as_values(fields, plan))
-    lanes, _ = global_heads(fields, plan)
-    wide, _ = read_ropes(fields, lanes, local=LOCAL_ROPE, partial=False)
+    wide, _ = read_ropes(fields, both[1].key_width, local=LOCAL_ROPE, partial=False)
     return {
         "plan": plan,
+        "kv_shapes": both if both[0] != both[1] else (),
         "ropes": (wide, ropes[1]),
         "attention_scale": 1.0,
         "value_norm": True,
@@ -49,40 +52,44 @@ def further(fields: Fields, plan: tuple[LayerConfig, ...], ropes: tuple[Rope, ..
     }
 
 
-def global_heads(fields: Fields, plan: tuple[LayerConfig, ...]) -> tuple[int, int]:
-    """Read the lanes and the number of KV heads of layers without a window, as published or as transformers saves
-    them: in `per_layer_config`, which then must state the same for all of them, and nothing else."""
-    kv_heads = fields.integer("num_key_value_heads")
+def shapes(fields: Fields, plan: tuple[LayerConfig, ...]) -> tuple[KvShape, KvShape]:
+    """Read the shapes of keys and values in layers with a window, and in those without one: as published, or as
+    transformers saves them, in `per_layer_config`, which must state the same for all of the latter."""
+    windowed = KvShape(fields.integer("num_key_value_heads"), *[fields.integer("head_dim")] * 2)
     each = fields.section("per_layer_config")
-    if each is None:
-        few = fields.flag("attention_k_eq_v", False) and fields.get("num_global_key_value_heads") is not None
-        lanes = fields.integer("global_head_dim", 512)
-        return _even(fields, "global_head_dim", lanes), fields.integer(
-            "num_global_key_value_heads"
-        ) if few else kv_heads
-    found = set()
-    for number, layer in enumerate(plan):
-        stated = each.section(str(number))
-        if stated is None:
-            continue
-        for name in stated.values:
-            if name not in SHAPE or layer.window is not None:
-                raise stated.error(
-                    name, "is not supported: layers with a window are alike, and others state " + " and ".join(SHAPE)
-                )
-        found.add((stated.integer("head_dim", fields.integer("head_dim")), stated.integer(SHAPE[1], kv_heads)))
-    if len(found) != 1 or len(each.values) != sum(layer.window is None for layer in plan):
-        raise fields.error(
-            "per_layer_config", "does not state the same for all layers without a window, and for no other"
-        )
-    lanes, heads = found.pop()
-    return _even(fields, "per_layer_config", lanes), heads
-
-
-def _even(fields: Fields, name: str, lanes: int) -> int:
+    if each is not None:
+        return windowed, _stated_shape(fields, each, plan, windowed)
+    lanes, heads = fields.integer("global_head_dim", 512), windowed.heads
+    if fields.flag("attention_k_eq_v", False) and fields.get("num_global_key_value_heads") is not None:
+        heads = fields.integer("num_global_key_value_heads")
+        _check_heads(fields, "num_global_key_value_heads", heads)
     if lanes % 2:
-        raise fields.error(name, f"{lanes} is odd; rotary positions need pairs")
-    return lanes
+        raise fields.error("global_head_dim", f"{lanes} is odd; rotary positions need pairs")
+    return windowed, KvShape(heads, lanes, lanes)
+
+
+def _stated_shape(fields: Fields, each: Fields, plan: tuple[LayerConfig, ...], windowed: KvShape) -> KvShape:
+    """Read the shape in layers without a window from the section with the layers that differ."""
+    full = {str(number) for number, layer in enumerate(plan) if layer.window is None}
+    for number in each.values:
+        stated = each.section(number)
+        for name in () if stated is None else stated.values:
+            if stated is not None and (name not in SHAPE or number not in full):
+                raise stated.error(name, f"is not supported, only {' and '.join(SHAPE)} of layers without a window")
+    sections = [each.section(number) or Fields(fields.file, {}) for number in sorted(full)]
+    found = {(one.integer(SHAPE[0], windowed.key_width), one.integer(SHAPE[1], windowed.heads)) for one in sections}
+    lanes, heads = found.pop()
+    if found or lanes % 2:
+        problem = "is not the same for all layers without a window" if found else f"has an odd head_dim, {lanes}"
+        raise fields.error("per_layer_config", problem)
+    _check_heads(fields, "per_layer_config", heads)
+    return KvShape(heads, lanes, lanes)
+
+
+def _check_heads(fields: Fields, name: str, heads: int) -> None:
+    queries = fields.integer("num_attention_heads")
+    if queries % heads:
+        raise fields.error(name, f"{heads} does not divide num_attention_heads, {queries}")
 
 
 def _with_keys_as_values(fields: Fields, plan: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
