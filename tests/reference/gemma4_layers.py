@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]
 DENSE = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "attention_k_eq_v": True}
 """As in the models of 12B and 31B."""
-MIXED = DENSE | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
+EXPERTS = DENSE | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 48}
 """As in the one of 26B."""
+ALL = EXPERTS | {"hidden_size_per_layer_input": 24, "num_kv_shared_layers": 2}
+"""Everything at once, and a width of embeddings that is padded on a CPU."""
 ALIKE = {"global_head_dim": 16, "num_global_key_value_heads": 2}
 """Layers whose keys and values have the same shape, for heads of 16 lanes."""
 

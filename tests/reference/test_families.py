@@ -15,8 +15,9 @@ from tests.checkpoints import make_checkpoint
 from tests.families import DENSE, FAMILIES, MIXTURES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
+from tests.reference.gemma4_layers import ALL as GEMMA4_ALL
 from tests.reference.gemma4_layers import DENSE as GEMMA4_DENSE
-from tests.reference.gemma4_layers import MIXED as GEMMA4_EXPERTS
+from tests.reference.gemma4_layers import EXPERTS as GEMMA4_EXPERTS
 from tests.reference.jax_graphs import JaxGraphs
 from tests.sampled import sampled
 from tests.uneven import UNEVEN
@@ -46,10 +47,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3_text": {"family": "gemma3_text", "hidden": 80, "fields": {"sliding_window": 9}},
-    "gemma4": {"family": "gemma4_text", "layers": 4, "fields": {"sliding_window": 9}},
+    "gemma4_text": {"family": "gemma4_text", "layers": 6, "fields": GEMMA4_ALL | {"sliding_window": 9}},
+    "gemma4-small": {"family": "gemma4_text", "layers": 4, "fields": {"sliding_window": 9}},
     "gemma4-dense": {"family": "gemma4_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
-    "gemma4-experts": {"family": "gemma4_text", "fields": GEMMA4_EXPERTS | {"sliding_window": 9}},
-    "gemma4-unified": {"family": "gemma4_unified_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
+    "gemma4-experts": {"family": "gemma4_text", "tied": False, "fields": GEMMA4_EXPERTS | {"sliding_window": 9}},
+    "gemma4_unified_text": {"family": "gemma4_unified_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
     "granite": {"family": "granite", "tied": False},
     "granite-4-bit": {"family": "granite", "quantized_bits": 4},
     "granite-8-bit": {"family": "granite", "quantized_bits": 8, "group_size": 64},
@@ -118,7 +120,11 @@ PLAIN = ("generic", "granite")
 KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit")
 """The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
 others."""
-IN_JAX = [case for case in CASES if CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS]
+GEMMA4 = ("gemma4-small", "gemma4-dense", "gemma4-experts", "gemma4_unified_text")
+"""Gemma 4's models; the case `gemma4_text` has what they have, all at once."""
+IN_JAX = [
+    case for case in CASES if case in GEMMA4 or (CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS)
+]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
 """mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""
