@@ -15,7 +15,7 @@ from workers.iree.batch_inputs import RopeTable
 from workers.iree.build.graph_plan import KV, GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.build.recipe import PLAIN_CAPACITY_MULTIPLE
 from workers.iree.model.decoder import rope_frequencies
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import pack_parameter, stored_parameters
 from workers.precision import Dtype
@@ -26,7 +26,7 @@ def plain_plan(path: Path, dtype: Dtype, slots: int, context: int) -> tuple[Grap
     config = ModelConfig.from_dir(path)
     ops, files = PlainOps(config.dtype if dtype == "auto" else dtype), open_weights(path)
     stored = stored_parameters(config, ops, files, "none")
-    cache = KvLayout.of(config, slots, context, PLAIN_CAPACITY_MULTIPLE)
+    cache = CacheLayout.of(config, slots, context, PLAIN_CAPACITY_MULTIPLE)
     plan = GraphPlan(config, ops, cache, stored, decode_buckets(slots)[-1:], prefill_chunks(context))
     return plan, {each.name: pack_parameter(each, files, ops) for each in stored}
 
@@ -38,14 +38,14 @@ class Executor:
         self._plan = plan
         self._slots = plan.cache.slots
         self._weights = jax.device_put(dict(weights))
-        self._kv = jnp.zeros(plan.cache.shape, plan.ops.dtype)
+        self._kv = [jnp.zeros(group.shape, plan.ops.dtype) for group in plan.cache.groups]
         self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
         self._functions: dict[str, Callable[..., Any]] = {}
 
     def decode(self, tokens: Sequence[int], at: int) -> list[int]:
         """Run a step of all slots at one position, and return the greedy tokens."""
         step = self._function(f"decode_{self._slots}")
-        sampled, _, self._kv = step(*self._inputs(np.array([tokens]).T, at), self._weights)
+        sampled, _, *self._kv = step(*self._inputs(np.array([tokens]).T, at), self._weights)
         greedy: list[int] = np.asarray(sampled).tolist()
         return greedy
 
@@ -54,7 +54,7 @@ class Executor:
         last = jnp.zeros(self._plan.last_rows.shape, self._plan.last_rows.dtype)
         inputs = self._inputs(np.full((1, rows), 5), 0)
         began = time.perf_counter()
-        hidden, self._kv = self._function(f"prefill_{rows}")(
+        hidden, *self._kv = self._function(f"prefill_{rows}")(
             *inputs, np.array([rows - 1], np.int32), last, self._weights
         )
         np.asarray(hidden)
@@ -64,7 +64,7 @@ class Executor:
         """Return the logits of every token of a prompt, which the scoring graph holds: [tokens, vocabulary]."""
         size = self._plan.score_chunk
         padded = np.array([[*tokens, *[0] * (size - len(tokens))]])
-        _, logits, self._kv = self._function(f"score_{size}")(*self._inputs(padded, 0), self._weights)
+        _, logits, *self._kv = self._function(f"score_{size}")(*self._inputs(padded, 0), self._weights)
         return np.asarray(logits)[: len(tokens)]
 
     def _function(self, name: str) -> Callable[..., Any]:
@@ -75,4 +75,4 @@ class Executor:
     def _inputs(self, tokens: Any, start: int) -> tuple[Any, ...]:
         rows = np.broadcast_to(np.arange(start, start + tokens.shape[1], dtype=np.int32), tokens.shape)
         slots = np.arange(len(tokens), dtype=np.int32)
-        return (tokens.astype(np.int32), *self._angles.at(rows), rows, slots, self._kv)
+        return (tokens.astype(np.int32), *self._angles.at(rows), rows, slots, *self._kv)

@@ -12,7 +12,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.engine.runner import Chunk
 from workers.iree.batch_inputs import RopeTable
 from workers.iree.model.decoder import StepInputs, forward, head, rope_frequencies
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout
 from workers.iree.model.ops import StepRows
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import pack_parameter, stored_parameters
@@ -61,7 +61,7 @@ class JaxGraphs:
         self._ops, files = OpsWithExperts("float32"), open_weights(path)
         stored = stored_parameters(config, self._ops, files, "none")
         self._weights = {each.name: jnp.asarray(pack_parameter(each, files, self._ops)) for each in stored}
-        self._cache = KvLayout.of(config, 1, context, 16)
+        self._cache = CacheLayout.of(config, 1, context, 16)
         self._angles = RopeTable(*rope_frequencies(config, context), context)
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
@@ -70,7 +70,7 @@ class JaxGraphs:
         cos, sin = self._angles.at(rows)
         step = StepRows(jnp.zeros(1, jnp.int32), jnp.asarray(rows, jnp.int32))
         inputs = StepInputs(jnp.asarray([chunk.tokens]), jnp.asarray(cos), jnp.asarray(sin), step)
-        kv = jnp.zeros(self._cache.shape, jnp.float32)
+        kv = tuple(jnp.zeros(group.shape, jnp.float32) for group in self._cache.groups)
         states = jnp.zeros((1, self._config.state_values), jnp.float32) if self._config.state_layers else None
         hidden, *_ = forward(self._config, self._ops, self._cache, self._weights, inputs, kv, states)
         return np.asarray(head(self._config, self._ops, self._weights, hidden))

@@ -35,7 +35,8 @@ class HostKv:
         self._parts = [np.moveaxis(part, axes, (0, 1)) for part, axes in self._whole_parts]
         segment = window[0, 0, 0].nbytes
         # Lanes of a row within a run of rows: keys have a run for each head, values one for each 16 lanes of it.
-        self._strips = [_strips(cache, lanes, window.itemsize) for lanes in (cache.lane_elements, packed[0])]
+        runs = (cache.lane_elements[0], packed[0])
+        self._strips = [_strips(cache, part, lanes, window.itemsize) for part, lanes in enumerate(runs)]
         self._segments = [
             ((layer * 2 + part) * cache.slots * segment, segment) for layer in range(cache.layers) for part in range(2)
         ]
@@ -80,7 +81,7 @@ class HostKv:
         tiled, _ = self._whole_parts[0]
         heads, n = tiled.shape[2], tiled.shape[5]
         tiles = tiled[layer, slot, :, : -(-end // n)]  # [heads, tiles, lanes / k, n, k]
-        rows = tiles.transpose(0, 1, 3, 2, 4).reshape(heads, -1, self._cache.lane_elements)[:, :end]
+        rows = tiles.transpose(0, 1, 3, 2, 4).reshape(heads, -1, self._cache.lane_elements[0])[:, :end]
         if not self._cache.bits:
             stored = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
             return np.ascontiguousarray(rows).view(stored).astype(np.float32)
@@ -96,15 +97,28 @@ class HostKv:
         """Return a copy of rows `start .. end`: the keys, then the values, of each the rows of the first tile that are
         not all of it, of whole tiles, and of the last one, each in the order of the cache."""
         rows = np.empty((end - start) * self._cache.row_values, self._window.dtype)
+        self.read_into(rows, slot, start, end)
+        return rows.data.cast("B")
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements."""
+        return self._window.dtype
+
+    def size_of(self, rows: int) -> int:
+        """Return the number of elements of so many rows of a slot."""
+        return rows * self._cache.row_values
+
+    def read_into(self, rows: NDArray[Any], slot: int, start: int, end: int) -> None:
+        """Like `read`, into one dimension of `size_of` elements."""
         at = 0
         for piece in self._pieces(slot, start, end):
             rows[at : at + piece.size].reshape(piece.shape)[...] = piece
             at += piece.size
-        return rows.data.cast("B")
 
-    def write(self, slot: int, start: int, end: int, data: bytes | memoryview) -> None:
+    def write(self, slot: int, start: int, end: int, data: bytes | memoryview | NDArray[Any]) -> None:
         """Write what `read` has returned for these rows."""
-        rows = np.frombuffer(data, self._window.dtype)
+        rows = data if isinstance(data, np.ndarray) else np.frombuffer(data, self._window.dtype)
         at = 0
         for piece in self._pieces(slot, start, end):
             piece[...] = rows[at : at + piece.size].reshape(piece.shape)
@@ -161,22 +175,26 @@ def _parts(
     """Return keys and values, and the scales of both where they are quantized, each with its axes of tiles and of rows
     in a tile."""
     lead, (n, k) = (cache.layers, cache.slots, cache.heads), packed
-    levels = window[..., : cache.capacity * cache.lane_elements]
-    keys = levels[:, 0].reshape(*lead, cache.capacity // n, cache.lane_elements // k, n, k)
-    values = levels[:, 1].reshape(*lead, cache.lane_elements // n, cache.capacity // k, n, k)
-    rows = window[..., cache.capacity * cache.lane_elements :]
-    shape = (*lead, cache.capacity // n, n, cache.row_width - cache.lane_elements)
-    scales = [(rows[:, part].reshape(shape), (3, 4)) for part in (0, 1) if cache.bits]
+    key_lanes, value_lanes = cache.lane_elements
+    keys = window[:, 0, ..., : cache.capacity * key_lanes]
+    keys = keys.reshape(*lead, cache.capacity // n, key_lanes // k, n, k)
+    values = window[:, 1, ..., : cache.capacity * value_lanes]
+    values = values.reshape(*lead, value_lanes // n, cache.capacity // k, n, k)
+    shape, scales = (*lead, cache.capacity // n, n, cache.scale_elements), []
+    for part in (0, 1) if cache.bits else ():
+        first = cache.capacity * cache.lane_elements[part]
+        rows = window[:, part, ..., first : first + cache.capacity * cache.scale_elements]
+        scales.append((rows.reshape(shape), (3, 4)))
     return [(keys, (3, 5)), (values, (4, 6)), *scales]
 
 
-def _strips(cache: KvLayout, lanes: int, itemsize: int) -> list[tuple[int, int]]:
-    """Return where the runs of rows of a slot's keys or values begin, in bytes from its own, and the bytes of a row in
-    each: `lanes` of its elements, or its scale."""
+def _strips(cache: KvLayout, part: int, lanes: int, itemsize: int) -> list[tuple[int, int]]:
+    """Return where the runs of rows of a slot's keys (part 0) or values (1) begin, in bytes from its own, and the bytes
+    of a row in each: `lanes` of its elements, or its scale."""
     strips = []
     for head in range(cache.heads):
-        start, levels = head * cache.row_width * cache.capacity, cache.capacity * cache.lane_elements
+        start, levels = head * cache.row_width * cache.capacity, cache.capacity * cache.lane_elements[part]
         strips += [(start + at, lanes) for at in range(0, levels, lanes * cache.capacity)]
         if cache.bits:
-            strips.append((start + levels, cache.row_width - cache.lane_elements))
+            strips.append((start + levels, cache.scale_elements))
     return [(at * itemsize, row * itemsize) for at, row in strips]

@@ -33,10 +33,11 @@ class IreeMtpHead:
         angles: RopeTable,
         sampler: Sampler,
         call: Callable[..., Results],
-        kv: Callable[[], rt.HalBufferView],
+        kv: Callable[[], Sequence[rt.HalBufferView]],
         written: list[int],
     ) -> None:
-        """`call` runs a graph that is ready on the cache `kv`; `written` are the runner's filled rows of each slot."""
+        """`call` runs a graph that is ready on the arrays of the cache `kv`; `written` are the runner's filled rows of
+        each slot."""
         self._device = device
         self._graphs = graphs
         self._plan = plan
@@ -81,7 +82,7 @@ class IreeMtpHead:
         specs: list[SampleSpec | None] = [None] * size
         specs[indices.start : indices.stop] = with_masks(row.sample for row in rows)
         tokens = self._sampler.sample(result, specs, indices)
-        view = result[3]
+        view = result[2 + len(self._plan.cache.groups)]
         hidden = self._device.window(view)
         for run, index in zip(found, indices, strict=True):
             self.rows.drafted(run, np.array(hidden[index : index + 1]))
@@ -107,7 +108,7 @@ class IreeMtpHead:
         for index, (_, values) in enumerate(rows):
             hidden.array[index] = values
         arguments = inputs.write(range(len(rows)), [row for row, _ in rows])
-        return self._call(name, *arguments, self._kv(), hidden.ready())
+        return self._call(name, *arguments, *self._kv(), hidden.ready())
 
 
 def _rows(runs: Iterable[HeadRun[Hidden]]) -> "list[tuple[DecodeRow, Hidden]]":

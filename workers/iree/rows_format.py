@@ -32,7 +32,7 @@ def rows_format(digest: str, recipe: Recipe, plan: GraphPlan) -> str:
         plan.ops.dtype,
         recipe.quantize,
         recipe.kv_dtype,
-        (cache.layers, cache.heads, cache.head_dim),
+        *((group.layers, group.heads, *dict.fromkeys(group.widths)) for group in cache.groups),
         tile,
         angles,
         source_digest(graph_plan.__name__),

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ class IreeRunner:
         self._device = device
         self._archive = archive
         self.graphs = GraphRegistry(builder, lambda file: device.load(file, archive.index, SCOPE))
-        self._kv = device.zeros(plan.cache.shape, plan.cache.dtype(plan.ops.dtype))
+        self._kv = [device.zeros(group.shape, group.dtype(plan.ops.dtype)) for group in plan.cache.groups]
         self._host_kv = host_kv(plan, self._kv)
         self._states = SlotStateBuffer(device, plan) if plan.config.state_values else None
         self._no_rows = device.zeros(plan.last_rows.shape, str(plan.last_rows.dtype))
@@ -89,13 +88,12 @@ class IreeRunner:
         self._attention = None
         layers = full_layers(plan.config.plan)
         if plan.queries and self._host_kv is not None and layers:
-            keys = partial(self._host_kv.keys, dtype=plan.ops.dtype)
-            self._attention = AttentionReader(layers, self._queries, keys)
+            self._attention = AttentionReader(layers, self._queries, self._keys)
         self._mtp = None
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
             self._mtp = IreeMtpHead(
-                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv.view, self._written
+                device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv_views, self._written
             )
         self.capabilities = RunnerCapabilities(
             backend="iree",
@@ -450,6 +448,12 @@ class IreeRunner:
         queries: NDArray[np.float32] = self._device.download(result[0])
         return queries[:, : len(run.tokens)]
 
+    def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
+        config = self._plan.config
+        assert self._host_kv is not None, "checked"
+        group = self._host_kv.groups[config.kv_group(layer)]
+        return group.keys(slot, config.kv_index(layer), end, self._plan.ops.dtype)
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
         held = self._written[target]
@@ -461,7 +465,7 @@ class IreeRunner:
             else:
                 self._states.copy(source, target, back)
         if self._host_kv is None:
-            self._call("copy", self._kv.view, source, target, length)
+            self._call("copy", *self._kv_views, source, target, length)
         else:
             if source != target:
                 self._host_kv.copy(source, target, length)
@@ -509,7 +513,7 @@ class IreeRunner:
         if not rows:
             return
         if self._host_kv is None:
-            self._call("copy", self._kv.view, slot, slot, 0)
+            self._call("copy", *self._kv_views, slot, slot, 0)
         else:
             self._host_kv.forget(slot, rows)
 
@@ -517,7 +521,7 @@ class IreeRunner:
         """Return the bytes of packed weights, KV cache, recurrent states if there are any, and all buffers that the
         device's allocator has allocated."""
         states = {} if self._states is None else {"states": self._states.nbytes}
-        kept = {"weights": self._archive.nbytes, "kv": self._kv.nbytes} | states
+        kept = {"weights": self._archive.nbytes, "kv": sum(each.nbytes for each in self._kv)} | states
         return kept | {"allocated": self._device.allocated}
 
     def settle(self) -> None:
@@ -580,7 +584,12 @@ class IreeRunner:
     @property
     def _kept(self) -> list[rt.HalBufferView]:
         """The buffers that stay on the device, as graphs take them."""
-        return [self._kv.view] if self._states is None else [self._kv.view, self._states.view]
+        return self._kv_views if self._states is None else [*self._kv_views, self._states.view]
+
+    @property
+    def _kv_views(self) -> list[rt.HalBufferView]:
+        """The arrays of the KV cache, as graphs take them."""
+        return [each.view for each in self._kv]
 
     def _call(self, name: str, *arguments: rt.HalBufferView | int) -> Results:
         return self.graphs[name].call(name, *arguments)

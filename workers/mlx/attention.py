@@ -34,7 +34,7 @@ class AttentionGroup:
         self._masks: dict[int | None, mx.array] = {}
 
     def write(self, layer: int, part: int, rows: mx.array) -> None:
-        """Write keys (0) or values (1), [rows, kv_heads, 1, head_dim]."""
+        """Write keys (0) or values (1), [rows, kv_heads, 1, width]."""
         # An assignment is done in place when nothing else holds the buffer.
         buffer = self.slab.buffers[layer][part]
         if self._kv_bits:
@@ -46,7 +46,7 @@ class AttentionGroup:
         self.slab.buffers[layer][part] = buffer
 
     def attend(self, layer: int, queries: mx.array, window: int | None, scale: float, cap: float | None) -> mx.array:
-        """Attend to the rows of the slots: [rows, heads, 1, head_dim] -> the same shape."""
+        """Attend to the rows of the slots: [rows, heads, 1, key width] -> [rows, heads, 1, value width]."""
         first_seen = 0 if window is None else max(0, self._start + 1 - window)
         keys, values = (part[self.places, :, first_seen : self.end] for part in self.slab.buffers[layer])
         if self._kv_bits:
@@ -56,10 +56,11 @@ class AttentionGroup:
             output = _capped(asked, keys, values, scale, cap, self._seen(window, first_seen))
         else:
             mask, shape = self._mask(window, first_seen), asked.shape
+            mixed = (*shape[:3], values.shape[-1])
             if self._by_kv_head and shape[2] == 1:
                 # As queries of one head: MLX multiplies matrices then, where it would take each head's row by itself.
                 asked = asked.reshape(shape[0], keys.shape[1], -1, shape[3])
-            output = mx.fast.scaled_dot_product_attention(asked, keys, values, scale=scale, mask=mask).reshape(shape)
+            output = mx.fast.scaled_dot_product_attention(asked, keys, values, scale=scale, mask=mask).reshape(mixed)
         return _as_sequence(output) if self._alone else output
 
     def _mask(self, window: int | None, first_seen: int) -> mx.array | str | None:
@@ -98,9 +99,9 @@ class LayerCache:
         queries: list[mx.array] | None = None,
         writes: bool = True,
     ) -> None:
-        """`window` is the attention window in rows, the query's own included; None is no window. `queries` is given
-        those of the layer, scaled: float32 [rows, heads, head_dim]. Without `writes`, the rows of the step are there
-        already, from the layer that has this place of the cache."""
+        """`layer` is the place of the keys and values in the cache, which the layer only reads unless it `writes`.
+        `window` is the attention window in rows, the query's own included; None is no window. `queries` is given
+        those of the layer, scaled: float32 [rows, heads, head_dim]."""
         self.offset = offset
         self._layer = layer
         self._groups = groups
@@ -122,9 +123,15 @@ class LayerCache:
         return FreshRows(self, keys), FreshRows(self, values)
 
     def attend(
-        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, cap: float | None = None
+        self,
+        queries: mx.array,
+        keys: mx.array | None,
+        values: mx.array | None,
+        scale: float,
+        cap: float | None = None,
     ) -> mx.array:
-        """Write each group's rows and attend, causally, each row to its own slot: [rows, heads, 1, head_dim].
+        """Write each group's rows and attend, causally, each row to its own slot: [rows, heads, 1, value width]. A
+        layer that reads the keys and values of another one writes nothing, whatever it is given.
 
         With a `cap`, scores s become cap * tanh(s / cap).
         """
@@ -135,9 +142,10 @@ class LayerCache:
             slices.append(slice(first, first + group.rows))
             first += group.rows
         # All are written before any is read: a buffer that a reader holds would be copied by the next write.
-        for group, rows in zip(self._groups, slices, strict=True) if self._writes else ():
-            group.write(self._layer, 0, keys[rows])
-            group.write(self._layer, 1, values[rows])
+        for part, given in enumerate((keys, values) if self._writes else ()):
+            assert given is not None  # a layer that writes computes both
+            for group, rows in zip(self._groups, slices, strict=True):
+                group.write(self._layer, part, given[rows])
         outputs = [
             group.attend(self._layer, queries[rows], self._window, scale, cap)
             for group, rows in zip(self._groups, slices, strict=True)
@@ -160,11 +168,12 @@ def _capped(queries: mx.array, keys: mx.array, values: mx.array, scale: float, c
     """Attention with capped scores, as in transformers' Gemma 2: queries [slots, heads, n, head_dim], keys and values
     [slots, kv_heads, m, head_dim], seen [slots, 1, n, m]."""
     slots, heads, count, width = queries.shape
+    mixed = (slots, heads, count, values.shape[-1])
     grouped = queries.reshape(slots, keys.shape[1], -1, count, width)
     scores = (grouped * scale) @ keys[:, :, None].swapaxes(-1, -2)
     scores = mx.where(seen[:, None], mx.tanh(scores / cap) * cap, -mx.inf)
     output = mx.softmax(scores, axis=-1, precise=True) @ values[:, :, None]
-    return output.reshape(slots, heads, count, width)
+    return output.reshape(mixed)
 
 
 def _as_sequence(rows: mx.array) -> mx.array:

@@ -1,10 +1,12 @@
 """The KV cache of all slots. Slots of equal capacity share a buffer, so that one call can attend to several of them."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 GROWTH = 256
 """Rows by which a slot's capacity grows: at most 255 are unused. Whenever a slot joins or leaves a buffer, the rows of
@@ -16,9 +18,24 @@ def capacity_for(rows: int) -> int:
     return -(-rows // GROWTH) * GROWTH
 
 
+@dataclass(frozen=True, slots=True)
+class RowShape:
+    """The keys and values of one row of a slot in a layer."""
+
+    heads: int
+    """KV heads."""
+    widths: tuple[int, int]
+    """Elements of a key and of a value of a head."""
+
+    @property
+    def elements(self) -> tuple[int, int]:
+        """Elements of all keys and of all values."""
+        return self.heads * self.widths[0], self.heads * self.widths[1]
+
+
 @dataclass(slots=True)
 class Slab:
-    """Keys and values of slots of one capacity: per layer two arrays [places, kv_heads, capacity, head_dim]."""
+    """Keys and values of slots of one capacity: per layer two arrays [places, kv_heads, capacity, width]."""
 
     slots: list[int]
     """The slot at each place."""
@@ -36,10 +53,10 @@ class KvCache:
     may have moved and others not, and no slot may read another's rows.
     """
 
-    def __init__(self, layers: int, slots: int, heads: int, width: int, dtype: mx.Dtype) -> None:
-        """`width` is the number of elements of a row of a head."""
+    def __init__(self, rows: Sequence[RowShape], slots: int, dtype: mx.Dtype) -> None:
+        """`rows` has the shape of a row of each layer."""
         self.lengths = [0] * slots
-        self._layers, self._heads, self._width, self._dtype = layers, heads, width, dtype
+        self._rows, self._layers, self._dtype = rows, len(rows), dtype
         # numpy has no bfloat16.
         bits, self._bits_in_mlx = {4: (np.uint32, mx.uint32), 2: (np.uint16, mx.uint16), 1: (np.uint8, mx.uint8)}[
             dtype.size
@@ -85,26 +102,38 @@ class KvCache:
         self.lengths[target] = length
 
     def read(self, slot: int, start: int, end: int) -> memoryview:
-        """Return the bits of rows `start .. end`: [layers, 2, kv_heads, rows, head_dim]."""
+        """Return the bits of rows `start .. end`: of each layer the keys, then the values, [kv_heads, rows, width]."""
         capacity, place = self.place(slot)
-        rows = np.empty((self._layers, 2, self._heads, end - start, self._width), self._bits)
-        for layer, buffers in enumerate(self._slabs[capacity].buffers):
-            for part, buffer in enumerate(buffers):
-                rows[layer, part] = np.array(buffer[place, :, start:end].view(self._bits_in_mlx))
-        return rows.reshape(-1).data.cast("B")
+        rows = np.empty((end - start) * sum(sum(each.elements) for each in self._rows), self._bits)
+        pieces = self._pieces(rows, end - start)
+        for buffers, parts in zip(self._slabs[capacity].buffers, pieces, strict=True):
+            for buffer, part in zip(buffers, parts, strict=True):
+                part[...] = np.array(buffer[place, :, start:end].view(self._bits_in_mlx))
+        return rows.data.cast("B")
 
     def write(self, slot: int, count: int, data: bytes | memoryview) -> None:
         """Append `count` rows that `read` has returned."""
         start = self.lengths[slot]
         self.reserve({slot: (start, start + count)})
         capacity, place = self.place(slot)
-        rows = np.frombuffer(data, self._bits).reshape(self._layers, 2, self._heads, count, self._width)
-        for layer, buffers in enumerate(self._slabs[capacity].buffers):
-            for part in (0, 1):
-                values = mx.array(rows[layer, part]).view(self._dtype)
+        pieces = self._pieces(np.frombuffer(data, self._bits), count)
+        for buffers, parts in zip(self._slabs[capacity].buffers, pieces, strict=True):
+            for part, bits in enumerate(parts):
+                values = mx.array(bits).view(self._dtype)
                 buffers[part][place : place + 1, :, start : start + count] = values[None]
             mx.eval(buffers)
         self.lengths[slot] = start + count
+
+    def _pieces(self, rows: NDArray[Any], count: int) -> Iterator[list[NDArray[Any]]]:
+        """Yield views of the keys and values of each layer in the bits of `count` rows: [kv_heads, rows, width]."""
+        first = 0
+        for each in self._rows:
+            parts = []
+            for width in each.widths:
+                size = each.heads * count * width
+                parts.append(rows[first : first + size].reshape(each.heads, count, width))
+                first += size
+            yield parts
 
     def reset(self, slot: int) -> None:
         """Clear a slot and free its memory."""
@@ -175,8 +204,9 @@ class KvCache:
         mx.eval(slab.buffers[layer][part])
 
     def _copy(self, layer: int, part: int, slot: int, length: int, capacity: int) -> mx.array:
-        """Copy the first rows of a slot's keys or values, with zeros behind them: [1, kv_heads, capacity, head_dim]."""
-        zeros = mx.zeros((1, self._heads, capacity - length, self._width), dtype=self._dtype)
+        """Copy the first rows of a slot's keys or values, with zeros behind them: [1, kv_heads, capacity, width]."""
+        shape = self._rows[layer]
+        zeros = mx.zeros((1, shape.heads, capacity - length, shape.widths[part]), dtype=self._dtype)
         if not length:
             return zeros
         held, place = self.place(slot)

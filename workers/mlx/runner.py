@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
+from workers.checkpoints.kv_size import kv_row_bytes, layer_row_bytes
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
@@ -41,7 +42,7 @@ from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.given_rows import GivenRows
 from workers.mlx.hybrid.states import RecurrentStates, StateCache
-from workers.mlx.kv import GROWTH, KvCache
+from workers.mlx.kv import GROWTH, KvCache, RowShape
 from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
 from workers.mlx.probe import verifies_drafts
@@ -57,7 +58,7 @@ from workers.mlx.runtime.device import (
 )
 from workers.mlx.runtime.sampler import MlxSampler
 from workers.mlx.transposed import transpose_matrices
-from workers.precision import KvDtype, Quantize, head_row_bytes, level_bits
+from workers.precision import KvDtype, Quantize, level_bits
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
 
@@ -95,8 +96,7 @@ class MlxRunner:
         self._owner = OwnedDevice(device)
         self._kv_bits = level_bits(kv_dtype)
         dtype = mx.int8 if self._kv_bits else getattr(mx, capabilities.dtype)
-        width = head_row_bytes(config.head_dim, dtype.size, kv_dtype) // dtype.size
-        self._kv = KvCache(config.kv_layers, capabilities.slots, config.kv_heads, width, dtype)
+        self._kv = KvCache(_row_shapes(config, dtype.size, kv_dtype), capabilities.slots, dtype)
         self._recurrent = RecurrentStates(config, capabilities.slots, getattr(mx, capabilities.dtype))
         self._states = SlotStates(capabilities)
         self._cpu = device.type == mx.cpu
@@ -133,8 +133,7 @@ class MlxRunner:
             # macOS pages out what is not wired, and a model that is paged decodes many times slower.
             maybe_set_recommended_wired_limit()
         kind = config.dtype if options.dtype == "auto" else options.dtype
-        head = head_row_bytes(config.head_dim, getattr(mx, kind).size, options.kv_dtype)
-        row_bytes = 2 * config.kv_layers * config.kv_heads * head
+        row_bytes = kv_row_bytes(config, getattr(mx, kind).size, options.kv_dtype)
         free = free_bytes()
         weights = weight_bytes(open_weights(path, quantize), kind, quantize, mtp=config.mtp)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
@@ -357,7 +356,8 @@ class MlxRunner:
     def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
         with self._owned():
             capacity, place = self._kv.place(slot)
-            keys = self._kv.slab(capacity).buffers[layer][0][place : place + 1, :, :end]
+            number = self._config.kv_place(layer)
+            keys = self._kv.slab(capacity).buffers[number][0][place : place + 1, :, :end]
             if self._kv_bits:
                 keys = dequantize_rows(keys, self._kv_bits, mx.float32)
             return np.array(keys[0].astype(mx.float32))
@@ -426,7 +426,7 @@ class MlxRunner:
         tokens, offset = mx.array(self._tokens(chunks), dtype=mx.int32)[:, None], _positions(chunks)
         caches = [
             LayerCache(
-                self._config.kv_index(number),
+                self._config.kv_place(number),
                 groups,
                 offset,
                 layer.window,
@@ -488,6 +488,16 @@ def _as_given(hidden: mx.array, chunks: Sequence[Chunk], order: Sequence[int]) -
     if list(order) == sorted(order):
         return hidden
     return hidden[mx.array(rows_as_given([len(chunk.tokens) for chunk in chunks], order), dtype=mx.int32)]
+
+
+def _row_shapes(config: ModelConfig, item_bytes: int, kv_dtype: KvDtype) -> list[RowShape]:
+    """Return the shape of a cache row of each layer that has keys and values, in elements of so many bytes."""
+    found = []
+    for layer in config.kv_owners:
+        heads = config.kv_shape(layer).heads
+        keys, values = (size // (heads * item_bytes) for size in layer_row_bytes(config, layer, item_bytes, kv_dtype))
+        found.append(RowShape(heads, (keys, values)))
+    return found
 
 
 def _quantization(weights: Weights, config: ModelConfig, quantize: Quantize) -> str:

@@ -75,7 +75,7 @@ def test_a_slot_is_filled_copied_and_reset_by_graphs(load: Load, tmp_path: Path)
 
     def rows(slot: int) -> NDArray[np.float32]:
         """The rows of a slot, behind the layers and heads of keys and values."""
-        cache, held = plain._cache, plain._device.download(plain._kv.view)
+        cache, held = plain._cache.groups[0], plain._device.download(plain._kv[0].view)
         rows: NDArray[np.float32] = held[:, :, slot].reshape(-1, cache.capacity, cache.head_dim)
         return rows
 

@@ -39,11 +39,11 @@ def fill(window: NDArray[Any]) -> None:
 
 def row_of(packed: tuple[int, int], cache: KvLayout) -> NDArray[Any]:
     """The row of each element of a head's keys and values: [2, capacity * row_width]."""
-    row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.lane_elements))
+    row = np.broadcast_to(np.arange(cache.capacity)[:, None], (cache.capacity, cache.lane_elements[0]))
     n, k = packed
-    keys = row.reshape(cache.capacity // n, n, cache.lane_elements // k, k).transpose(0, 2, 1, 3)
-    values = row.reshape(cache.capacity // k, k, cache.lane_elements // n, n).transpose(2, 0, 3, 1)
-    scales = np.repeat(np.arange(cache.capacity), cache.row_width - cache.lane_elements)
+    keys = row.reshape(cache.capacity // n, n, cache.lane_elements[0] // k, k).transpose(0, 2, 1, 3)
+    values = row.reshape(cache.capacity // k, k, cache.lane_elements[1] // n, n).transpose(2, 0, 3, 1)
+    scales = np.repeat(np.arange(cache.capacity), cache.scale_elements)
     return np.stack([np.concatenate([part.reshape(-1), scales]) for part in (keys, values)])
 
 

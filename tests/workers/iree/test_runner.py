@@ -71,7 +71,7 @@ def test_a_reported_prompt_has_the_rows_and_the_tokens_of_any_other(load: Load, 
 
 def test_a_reported_chunk_with_bad_rows_or_targets_is_refused(runner: IreeRunner) -> None:
     runner.prefill([Chunk(2, PROMPT[:10], 0, 0)], [None])
-    window = runner._kv.window
+    window = runner._kv[0].window
     assert window is not None
     window[:, :, 2] = np.float32(np.nan).view(np.uint32)
     with pytest.raises(NotFiniteError):
@@ -100,7 +100,7 @@ def test_steps_update_the_cache_in_place(runner: IreeRunner) -> None:
     generate(runner, 3, PROMPT, 30)
     used = runner._device._device.allocator.statistics["device_bytes_allocated"] - before
     assert used < 30 * runner.memory()["kv"]
-    window = runner._kv.window
+    window = runner._kv[0].window
     assert window is not None
     assert np.count_nonzero(window[:, :, 3]) >= 2 * 2 * 2 * 16 * (len(PROMPT) + 29) * 0.99
     assert not window[:, :, (0, 1, 2, 4, 5, 6, 7)].any() or _only_spare_rows(runner, {3})
@@ -108,7 +108,7 @@ def test_steps_update_the_cache_in_place(runner: IreeRunner) -> None:
 
 def _only_spare_rows(runner: IreeRunner, used: set[int]) -> bool:
     """Slots that take no part are written to in their last tile of rows only, which nobody attends to."""
-    window = runner._kv.window
+    window = runner._kv[0].window
     assert window is not None
     keys = window[:, 0].reshape(2, 8, 2, -1, 16 * 16)
     values = window[:, 1].reshape(2, 8, 2, -1, 16 * 16)
@@ -121,15 +121,15 @@ def test_inactive_slots_are_not_written(runner: IreeRunner) -> None:
     for slot in range(8):
         runner.reset(slot)
     generate(runner, 2, PROMPT[:5], 2)
-    saved = runner._kv.window[:, :, 2].copy()  # type: ignore[index]
+    saved = runner._kv[0].window[:, :, 2].copy()  # type: ignore[index]
     assert generate(runner, 7, PROMPT, 20) == expected
     # Slot 2 sat in the bucket of 8 all the while.
-    keys, now = saved.reshape(2, 2, 2, -1, 256), runner._kv.window[:, :, 2].reshape(2, 2, 2, -1, 256)  # type: ignore[index]
+    keys, now = saved.reshape(2, 2, 2, -1, 256), runner._kv[0].window[:, :, 2].reshape(2, 2, 2, -1, 256)  # type: ignore[index]
     np.testing.assert_array_equal(keys[:, 0, :, :-1], now[:, 0, :, :-1])
 
 
 def test_reset_leaves_nothing_behind(runner: IreeRunner) -> None:
-    window = runner._kv.window
+    window = runner._kv[0].window
     assert window is not None
     generate(runner, 4, PROMPT, 30)
     assert window[:, :, 4].any()
@@ -138,7 +138,7 @@ def test_reset_leaves_nothing_behind(runner: IreeRunner) -> None:
 
 
 def test_a_copy_is_a_slot_of_its_own(runner: IreeRunner) -> None:
-    window = runner._kv.window
+    window = runner._kv[0].window
     assert window is not None
     expected = runner.logits(Chunk(7, PROMPT, 0, 0))
     generate(runner, 3, PROMPT[::-1], 3)
@@ -163,7 +163,7 @@ def test_bad_copies_are_refused(runner: IreeRunner, copy: tuple[int, int, int], 
 
 
 def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> None:
-    window = runner._kv.window
+    window = runner._kv[0].window
     assert window is not None
     expected = generate(runner, 1, PROMPT, 5)
     window[:, :, 1] = np.float32(np.nan).view(np.uint32)

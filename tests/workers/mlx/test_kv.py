@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from workers.mlx.kv import GROWTH, KvCache
+from workers.mlx.kv import GROWTH, KvCache, RowShape
 
 HEADS, WIDTH, LAYERS = 2, 4, 2
 SLOT_BYTES = LAYERS * 2 * HEADS * WIDTH * 4
@@ -37,7 +37,7 @@ def held(kv: KvCache, slot: int, layer: int = 1) -> list[float]:
 @pytest.fixture
 def kv() -> KvCache:
     mx.set_default_device(mx.cpu)
-    return KvCache(LAYERS, 8, HEADS, WIDTH, mx.float32)
+    return KvCache([RowShape(HEADS, (WIDTH, WIDTH))] * LAYERS, 8, mx.float32)
 
 
 def test_an_empty_cache_holds_nothing(kv: KvCache) -> None:
@@ -153,7 +153,7 @@ def _next(calls: list[Exception | None], evaluate: Callable[..., None], arrays: 
 def test_a_move_holds_no_more_than_a_layer_twice(growing: int) -> None:
     mx.set_default_device(mx.cpu)
     layers = 16
-    kv = KvCache(layers, 8, 2, 64, mx.float32)
+    kv = KvCache([RowShape(2, (64, 64))] * layers, 8, mx.float32)
     kv.reserve(dict.fromkeys(range(8), (0, 512)))
     kv.lengths = [512] * 8
     mx.reset_peak_memory()

@@ -149,15 +149,48 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> int:
-        """Layers that have keys and values."""
-        return self.kv_index(self.layers) + self.mtp
+        """Layers that have keys and values of their own, that of a head for multi-token prediction included."""
+        return len(self.kv_owners)
+
+    @property
+    def kv_owners(self) -> tuple[int, ...]:
+        """The layers that have keys and values of their own. A head for multi-token prediction is the layer behind the
+        last one."""
+        own = (number for number, each in enumerate(self.plan) if each.kind == "attention" and each.kv_source is None)
+        return (*own, *([self.layers] if self.mtp else []))
+
+    def kv_owner(self, layer: int) -> int:
+        """Return the layer whose keys and values a layer reads: its own, or those of its source."""
+        source = self.plan[layer].kv_source if layer < self.layers else None
+        return layer if source is None else source
+
+    def kv_place(self, layer: int) -> int:
+        """Return the place, among those of all layers, of the keys and values that a layer reads."""
+        return self.kv_owners.index(self.kv_owner(layer))
+
+    def kv_shape(self, layer: int) -> KvShape:
+        """Return the shape of the keys and values that a layer reads. Its queries are as wide as its keys."""
+        if not self.kv_shapes:
+            return KvShape(self.kv_heads, self.head_dim, self.head_dim)
+        return self.kv_shapes[self.plan[layer].kv_shape if layer < self.layers else 0]
+
+    @property
+    def kv_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each array of the KV cache: those with keys and values of one shape, in the order of
+        `kv_shapes`."""
+        groups: dict[int, list[int]] = {}
+        for layer in self.kv_owners:
+            groups.setdefault(self.plan[layer].kv_shape if layer < self.layers else 0, []).append(layer)
+        return tuple(tuple(groups[shape]) for shape in sorted(groups))
+
+    def kv_group(self, layer: int) -> int:
+        """Return the number of the array of the KV cache that has the keys and values that a layer reads."""
+        owner = self.kv_owner(layer)
+        return next(number for number, group in enumerate(self.kv_groups) if owner in group)
 
     def kv_index(self, layer: int) -> int:
-        """Return how many of the first `layer` layers have keys and values: the place of a layer in the KV cache, or of
-        the one whose keys and values it reads."""
-        if layer < self.layers and (source := self.plan[layer].kv_source) is not None:
-            layer = source
-        return sum(each.kind == "attention" and each.kv_source is None for each in self.plan[:layer])
+        """Return the place, in its array of the KV cache, of the keys and values that a layer reads."""
+        return self.kv_groups[self.kv_group(layer)].index(self.kv_owner(layer))
 
     def state_index(self, layer: int) -> int:
         """Return how many of the first `layer` layers have a recurrent state."""

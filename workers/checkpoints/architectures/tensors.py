@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
@@ -51,7 +50,7 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
     if config.per_layer is not None:
         yield from _per_layer_model(config, config.per_layer)
     for number, layer in enumerate(config.plan):
-        for part in _layer(config, layer):
+        for part in _layer(config, number, layer):
             sources = tuple((f"{names.layers}{number}.{name}", shape) for name, shape in part.sources)
             yield replace(part, name=f"{number}.{part.name}", sources=sources)
     if config.mtp:
@@ -69,7 +68,7 @@ def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
     own = [Tensor("input", (("input_proj.weight", (hidden, 2 * hidden)),))]
     for name, source in (("token", "token_layernorm"), ("hidden", "hidden_layernorm"), ("final", "final_layernorm")):
         own.append(Tensor(f"norm_{name}", ((f"{source}.weight", (hidden,)),), config.norm_offset))
-    for part in (*own, *_layer(config, LayerConfig())):
+    for part in (*own, *_layer(config, number, LayerConfig())):
         sources = tuple((prefix + name, shape) for name, shape in part.sources)
         yield replace(part, name=f"{number}.{part.name}", sources=sources)
 
@@ -80,10 +79,10 @@ def has_mtp(names: Container[str], config: ModelConfig) -> bool:
     return config.mtp_layers > 0 and all(source in names for source in sources)
 
 
-def _layer(config: ModelConfig, layer: LayerConfig) -> Iterator[Tensor]:
+def _layer(config: ModelConfig, number: int, layer: LayerConfig) -> Iterator[Tensor]:
     """List the tensors of one layer, named within it."""
     yield from _norms(config)
-    yield from _attention(config, layer) if layer.kind == "attention" else _MIXERS[layer.kind](config)
+    yield from _attention(config, number, layer) if layer.kind == "attention" else _MIXERS[layer.kind](config)
     if layer.experts:
         yield from _experts(config)
     if not layer.experts or config.experts_beside_mlp:
@@ -94,17 +93,22 @@ def _layer(config: ModelConfig, layer: LayerConfig) -> Iterator[Tensor]:
         yield Tensor("layer_scalar", ((config.names.layer_scalar, (1,)),))
 
 
-def _attention(config: ModelConfig, layer: LayerConfig) -> Iterator[Tensor]:
-    hidden, names = config.hidden_size, config.names
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    parts = (queries * (1 + config.attention_gate), keys, keys)[: _projections(layer)]
-    sizes, orders = _stacked(names.qkv[: len(parts)], parts), qkv_orders(config)
+def _attention(config: ModelConfig, number: int, layer: LayerConfig) -> Iterator[Tensor]:
+    """List the tensors of attention. A layer that reads another one's keys and values has queries alone, and one whose
+    keys are values has no projection of these."""
+    hidden, names, shape = config.hidden_size, config.names, config.kv_shape(number)
+    queries, reads = config.heads * shape.key_width, config.kv_owner(number) != number
+    parts = [queries * (1 + config.attention_gate), shape.heads * shape.key_width, shape.heads * shape.value_width]
+    parts = parts[:2] if layer.keys_as_values else parts
+    sizes, orders = _stacked(names.qkv[: len(parts)], tuple(parts)), qkv_orders(config, number)
+    if reads:
+        sizes, orders = [(names.qkv[0], parts[0])], orders[:1]
     yield Tensor("qkv", tuple((f"{name}.weight", (size, hidden)) for name, size in sizes), orders=orders)
     if config.qkv_bias:
         yield Tensor("qkv_bias", tuple((f"{name}.bias", (size,)) for name, size in sizes), orders=orders)
     if config.head_norm is not None:
-        yield from islice(_head_norms(config), 2 if layer.kv_source is None else 1)
-    yield Tensor("o", ((f"{names.o}.weight", (hidden, queries)),))
+        yield from _head_norms(config, number)
+    yield Tensor("o", ((f"{names.o}.weight", (hidden, config.heads * shape.value_width)),))
     if config.o_bias:
         yield Tensor("o_bias", ((f"{names.o}.bias", (hidden,)),))
 
@@ -169,10 +173,11 @@ _MIXERS: Mapping[MixerKind, Callable[[ModelConfig], Iterator[Tensor]]] = {
 }
 
 
-def qkv_orders(config: ModelConfig) -> tuple[RowOrder | None, ...]:
-    """Return the order of the rows of each tensor that queries, keys and values are stored in; empty if none differs
-    from the order in which they are read."""
-    heads, kv, head_dim = config.heads, config.kv_heads, config.head_dim
+def qkv_orders(config: ModelConfig, layer: int = 0) -> tuple[RowOrder | None, ...]:
+    """Return the order of the rows of each tensor that queries, keys and values of a layer are stored in; empty if none
+    differs from the order in which they are read."""
+    shape = config.kv_shape(layer)
+    heads, kv, head_dim = config.heads, shape.heads, shape.key_width
     interleaved = config.ropes[0].dims if config.interleaved_rope else 0
     if len(config.names.qkv) > 1:
         separate = (RowOrder(1, heads, 0, 0, head_dim, interleaved), RowOrder(1, 0, kv, 0, head_dim, interleaved), None)
@@ -182,18 +187,18 @@ def qkv_orders(config: ModelConfig) -> tuple[RowOrder | None, ...]:
     return (order,) if groups > 1 or interleaved else ()
 
 
-def _head_norms(config: ModelConfig) -> Iterator[Tensor]:
-    """List the weights of the norms of queries and keys."""
-    depth, own = config.head_dim, config.head_norm == "own"
-    for number, (tensor, name, heads) in enumerate(
-        zip(("q_norm", "k_norm"), config.names.head_norms, (config.heads, config.kv_heads), strict=True)
-    ):
+def _head_norms(config: ModelConfig, layer: int) -> Iterator[Tensor]:
+    """List the weights of the norms of queries, and of keys if the layer has its own."""
+    kv, own = config.kv_shape(layer), config.head_norm == "own"
+    depth, counts = kv.key_width, (config.heads, kv.heads)
+    kinds = ("q_norm", "k_norm") if config.kv_owner(layer) == layer else ("q_norm",)
+    for number, (tensor, name, heads) in enumerate(zip(kinds, config.names.head_norms, counts, strict=False)):
         if "{}" in name:
             sources = tuple((f"{name.format(head)}.weight", (depth,)) for head in range(heads))
             yield Tensor(tensor, sources, config.norm_offset)
             continue
         shape = (heads, depth) if own else (heads * depth if config.head_norm == "all" else depth,)
-        order = qkv_orders(config)[number : number + 1] if own else ()
+        order = qkv_orders(config, layer)[number : number + 1] if own else ()
         yield Tensor(tensor, ((f"{name}.weight", shape),), config.norm_offset, order, own)
 
 

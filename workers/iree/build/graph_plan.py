@@ -20,7 +20,7 @@ from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.attention_queries import attention_queries
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout, KvLayout
 from workers.iree.model.mtp import mtp_cache, mtp_forward
 from workers.iree.model.ops import StepRows
 from workers.iree.model.plain_ops import MaterializingNumpy, PlainOps
@@ -56,8 +56,9 @@ WIDE_SAMPLING = (("filter",), ("full",))
 """The graphs that sample on other devices if the top candidates do not contain all tokens that the filters keep, and if
 a row has typical_p or XTC."""
 ROWS, KV = 3, 5
-"""The positions of the cache rows and of the KV cache among a step's inputs. The recurrent states follow the cache, if
-the model has them, and on a CPU their places; the buffer for greedy tokens is behind all of them."""
+"""The positions of the cache rows and of the first array of the KV cache among a step's inputs. Its other arrays
+follow, then the recurrent states, if the model has them, and on a CPU their places; the buffer for greedy tokens is
+behind all of them."""
 MOST_DRAFTED = 16
 """Most rows of the decode graph for drafts beyond one of each slot: of more rows each takes about as long as those
 before."""
@@ -81,7 +82,7 @@ class GraphPlan:
 
     config: ModelConfig
     ops: TiledOps | PlainOps
-    cache: KvLayout
+    cache: CacheLayout
     weights: Sequence[Stored]
     buckets: tuple[int, ...] = field(default=())
     chunks: tuple[int, ...] = field(default=())
@@ -273,16 +274,21 @@ class GraphPlan:
     @property
     def _kept(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """The types of what stays on the device: the KV cache, and the recurrent states if there are any."""
-        return (self._kv, struct(self.state_shape, "float32")) if self.config.state_values else (self._kv,)
+        return (*self._kv, struct(self.state_shape, "float32")) if self.config.state_values else self._kv
 
     def _kept_in_place(self, first: int) -> tuple[tuple[int, int], ...]:
         """Return the places of what stays among a step's inputs and, from `first` on, among the results."""
         return tuple((KV + number, first + number) for number in range(len(self._kept)))
 
     @property
-    def _kv(self) -> jax.ShapeDtypeStruct:
-        """The type of the KV cache."""
-        return struct(self.cache.shape, self.cache.dtype(self.ops.dtype))
+    def _kv(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The types of the arrays of the KV cache."""
+        return tuple(struct(group.shape, group.dtype(self.ops.dtype)) for group in self.cache.groups)
+
+    def _split(self, values: Sequence[Any]) -> tuple[Sequence[Any], tuple[Any, ...], Sequence[Any]]:
+        """Divide a step's inputs into those before the KV cache, its arrays, and what follows."""
+        end = KV + len(self.cache.groups)
+        return values[:KV], tuple(values[KV:end]), values[end:]
 
     def _run(
         self,
@@ -293,10 +299,10 @@ class GraphPlan:
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Return the normed hidden rows, and further results of a graph: the cache, the recurrent states, and what a
         head for multi-token prediction starts from."""
-        tokens, cos, sin, rows, slots, *kept = values
+        (tokens, cos, sin, rows, slots), kv, others = self._split(values)
         inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live), embeddings)
-        hidden, kv, x, states = forward(self.config, self.ops, self.cache, self._typed(weights), inputs, *kept)
-        return hidden, (kv, *(() if states is None else (states,)), *((x,) if self.config.mtp else ()))
+        hidden, kv, x, states = forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv, *others)
+        return hidden, (*kv, *(() if states is None else (states,)), *((x,) if self.config.mtp else ()))
 
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
         """Return the parameters with quantized matrices as such."""
@@ -398,25 +404,33 @@ class GraphPlan:
         hidden rows of the model -> greedy tokens [rows], logits [rows, vocab], cache, and its own hidden rows."""
 
         def mtp(*values: Any) -> tuple[jax.Array, ...]:
-            tokens, cos, sin, kv_rows, slots, kv, hidden, weights = values
+            (tokens, cos, sin, kv_rows, slots), kv, (hidden, weights) = self._split(values)
             live = self._live(kv_rows)
             inputs, typed = StepInputs(tokens, cos, sin, StepRows(slots, kv_rows, live)), self._typed(weights)
             normed, kv, x = mtp_forward(self.config, self.ops, self.cache, typed, inputs, hidden, kv)
             logits = self._head(normed, weights, live)
-            return sampling.greedy(self._numpy, logits), logits, kv, x
+            return sampling.greedy(self._numpy, logits), logits, *kv, x
 
-        return Graph(name, mtp, (*self._step_inputs(rows, 1)[: KV + 1], self._hidden(rows)), in_place=((KV, 2),))
+        return Graph(name, mtp, self._mtp_inputs(rows), in_place=self._kv_in_place(2))
 
     def _mtp_rows(self, name: str, rows: int) -> Graph:
         """Like `_mtp`, but the cache alone."""
 
         def mtp_rows(*values: Any) -> tuple[jax.Array, ...]:
-            tokens, cos, sin, kv_rows, slots, kv, hidden, weights = values
+            (tokens, cos, sin, kv_rows, slots), kv, (hidden, weights) = self._split(values)
             inputs = StepInputs(tokens, cos, sin, StepRows(slots, kv_rows, self._live(kv_rows)))
             typed = self._typed(weights)
-            return (mtp_cache(self.config, self.ops, self.cache, typed, inputs, hidden, kv),)
+            return mtp_cache(self.config, self.ops, self.cache, typed, inputs, hidden, kv)
 
-        return Graph(name, mtp_rows, (*self._step_inputs(rows, 1)[: KV + 1], self._hidden(rows)), in_place=((KV, 0),))
+        return Graph(name, mtp_rows, self._mtp_inputs(rows), in_place=self._kv_in_place(0))
+
+    def _mtp_inputs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (*self._step_inputs(rows, 1)[:KV], *self._kv, self._hidden(rows))
+
+    def _kv_in_place(self, first: int) -> tuple[tuple[int, int], ...]:
+        """Return the places of the arrays of the KV cache among a step's inputs and, from `first` on, among the
+        results."""
+        return tuple((KV + number, first + number) for number in range(len(self._kv)))
 
     def _queries(self, name: str, rows: int) -> Graph:
         """Rows of one slot -> their queries, float32 [layers, rows, heads, lanes], cache."""
@@ -425,11 +439,12 @@ class GraphPlan:
             raise TypeError("queries are read on CPUs only")  # refused when the model is loaded
 
         def queries(*values: Any) -> tuple[jax.Array, ...]:
-            tokens, cos, sin, kv_rows, slots, kv, weights = values
+            (tokens, cos, sin, kv_rows, slots), kv, (weights,) = self._split(values)
             inputs = StepInputs(tokens, cos, sin, StepRows(slots, kv_rows))
-            return attention_queries(self.config, ops, self.cache, self._typed(weights), inputs, kv)
+            found, kv = attention_queries(self.config, ops, self.cache, self._typed(weights), inputs, kv)
+            return found, *kv
 
-        return Graph(name, queries, self._step_inputs(1, rows), in_place=((KV, 1),))
+        return Graph(name, queries, self._step_inputs(1, rows), in_place=self._kv_in_place(1))
 
     def _hidden(self, rows: int) -> jax.ShapeDtypeStruct:
         return struct((rows, self.config.hidden_size), "float32")
@@ -439,22 +454,15 @@ class GraphPlan:
 
         The rows of the cache are in order, as `PlainOps` has them.
         """
-        cache = self.cache
+        groups = self.cache.groups
 
-        def copy(
-            kv: jax.Array, source: jax.Array, target: jax.Array, length: jax.Array, weights: Parameters
-        ) -> tuple[jax.Array, ...]:
-            zero = jnp.zeros((), jnp.int32)
-            taken = jax.lax.dynamic_slice_in_dim(kv, source, 1, axis=2)
-            rows = taken.reshape(cache.layers, 2, 1, cache.heads, cache.capacity, cache.row_width)
-            # Selected, not multiplied: what is left out may be NaN.
-            kept = (jnp.arange(cache.capacity, dtype=jnp.int32) < length)[:, None]
-            rows = jnp.where(kept, rows, jnp.zeros((), kv.dtype)).reshape(taken.shape)
-            return (jax.lax.dynamic_update_slice(kv, rows, (zero, zero, target, zero, zero)),)
+        def copy(*values: Any) -> tuple[jax.Array, ...]:
+            arrays, (source, target, length, _) = values[: len(groups)], values[len(groups) :]
+            return tuple(_copied(group, kv, source, target, length) for group, kv in zip(groups, arrays, strict=True))
 
         scalar = struct((), "int32")
-        inputs = (self._kv, scalar, scalar, scalar)
-        return Graph(name, copy, inputs, 3, ((0, 0),), pure=True)
+        in_place = tuple((number, number) for number in range(len(groups)))
+        return Graph(name, copy, (*self._kv, scalar, scalar, scalar), 3, in_place, pure=True)
 
     def _on_logits(self, kind: str, name: str, rows: int) -> Graph:
         """Logits [rows, vocab] and arguments -> tokens [rows], changed logits, or what `workers.sampling.logprobs`
@@ -490,3 +498,14 @@ class GraphPlan:
         in_place = ((0, 0),) if kind == "edit" else ()
         logits = struct((rows, self.config.vocab_size), "float32")
         return Graph(name, on_logits, (logits, *arguments), in_place=in_place, pure=True)
+
+
+def _copied(cache: KvLayout, kv: jax.Array, source: jax.Array, target: jax.Array, length: jax.Array) -> jax.Array:
+    """Return an array of the cache after a copy, see `GraphPlan._copy`."""
+    zero = jnp.zeros((), jnp.int32)
+    taken = jax.lax.dynamic_slice_in_dim(kv, source, 1, axis=2)
+    rows = taken.reshape(cache.layers, 2, 1, cache.heads, cache.capacity, cache.row_width)
+    # Selected, not multiplied: what is left out may be NaN.
+    kept = (jnp.arange(cache.capacity, dtype=jnp.int32) < length)[:, None]
+    rows = jnp.where(kept, rows, jnp.zeros((), kv.dtype)).reshape(taken.shape)
+    return jax.lax.dynamic_update_slice(kv, rows, (zero, zero, target, zero, zero))

@@ -15,7 +15,7 @@ from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
 from workers.iree.kernels.matmul.packing import GROUPS
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
@@ -97,11 +97,10 @@ class Recipe(Struct, frozen=True):
         stored = stored_parameters(config, ops, open_weights(Path(self.model), self.quantize), self.quantize)
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
-        if tiled and self.kv_dtype == "int4" and config.head_dim % (2 * LANES):
-            problem = f"heads of {config.head_dim} lanes are no multiple of {2 * LANES}: set --kv-dtype int8"
-            raise CheckpointError(Path(self.model) / "config.json", "head_dim", problem)
         multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
-        cache = KvLayout.of(config, self.slots, self.context, multiple, self.kv_dtype)
+        cache = CacheLayout.of(config, self.slots, self.context, multiple, self.kv_dtype)
+        if tiled:
+            self._check_widths(cache)
         if self.quantize != "none" and not quantization_of(stored):
             problem = f"no matrix has rows of whole groups of {GROUPS[-1]}: none can be made {self.quantize}"
             raise CheckpointError(Path(self.model) / "config.json", "hidden_size", problem)
@@ -109,6 +108,15 @@ class Recipe(Struct, frozen=True):
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
         chunks = prefill_chunks(self.context)
         return GraphPlan(config, ops, cache, stored, buckets, chunks, embeddings=self.embeddings, queries=self.queries)
+
+    def _check_widths(self, cache: CacheLayout) -> None:
+        """Refuse heads of keys and values that are no whole vectors, of levels of 4 bits two."""
+        multiple = 2 * LANES if self.kv_dtype == "int4" else LANES
+        for width in (width for group in cache.groups for width in group.widths):
+            if width % multiple:
+                advice = "set --kv-dtype int8" if self.kv_dtype == "int4" else "take --backend mlx"
+                problem = f"heads of {width} lanes are no multiple of {multiple}: {advice}"
+                raise CheckpointError(Path(self.model) / "config.json", "head_dim", problem)
 
     def compiler(self) -> Compiler:
         """Return the compiler with its cache. Raises `CacheError`."""

@@ -117,14 +117,14 @@ class _LayerKernel:
         qkv, o, up, down = kind.packings.of
         self._arithmetic, self._threads = kind.attention.arithmetic, kind.attention.threads
         self._kernel = kernel = Kernel(name, self._threads)
-        self._mixed_width = shape.query_heads * shape.head_dim
-        width = self._mixed_width + 2 * shape.kv_heads * shape.head_dim
+        self._mixed_width = shape.query_heads * shape.value_dim
         self._h = kernel.input("h", self._words(kind.hidden), "i32")
         self._x = kernel.input("x", (kind.rows, kind.hidden), "f32")
         self._live = kernel.input("live", (1,), "i32") if kind.live else None
-        self._qkv = self._matrix("qkv", width, kind.hidden, qkv, kind.biases[0])
-        self._heads = kernel.scratch((kind.rows, width), "f32")
-        queries = kernel.scratch((kind.rows, self._mixed_width // self._arithmetic.per_word), "i32")
+        self._qkv = self._matrix("qkv", shape.qkv_width, kind.hidden, qkv, kind.biases[0])
+        self._heads = kernel.scratch((kind.rows, shape.qkv_width), "f32")
+        query_words = shape.query_heads * shape.head_dim // self._arithmetic.per_word
+        queries = kernel.scratch((kind.rows, query_words), "i32")
         self._rope = RopeAndCacheItem(kind.rope_and_cache, kernel, self._heads, queries)
         self._o = self._matrix("o", kind.hidden, self._mixed_width, o, kind.biases[1])
         self._after_attention = self._norm_weights(kind.norms[0], "after_attention", "before_mlp")
@@ -264,6 +264,7 @@ class _LayerKernel:
         """Stages: norms of heads, rotation and writing to the cache; then attention."""
         kind, code, rope = self._kind.attention, self._kernel.code, self._rope
         self._each(kind.shape.kv_heads, 2 * self._threads, rope.write)
+        assert rope.cache is not None  # a fused layer has keys and values of its own
         inputs = AttentionInputs(rope.queries, rope.slots, rope.rows, rope.layer, rope.cache)
         state, live = self._state, self._rows
         if state is not None:

@@ -9,17 +9,17 @@ import numpy as np
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.decoder import Parameters, StepInputs, forward
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout, KvLayout
 from workers.iree.model.ops import LayerState, Ops, RopeAngles, StepRows
 from workers.iree.model.plain_ops import rotate
 from workers.iree.model.tiled_ops import TiledOps
 
 
 def attention_queries(
-    config: ModelConfig, ops: TiledOps, cache: KvLayout, w: Parameters, inputs: StepInputs, kv: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    config: ModelConfig, ops: TiledOps, cache: CacheLayout, w: Parameters, inputs: StepInputs, kv: tuple[jax.Array, ...]
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Compute rows, and return the queries of the layers without a window, rotated and scaled, float32 [layers, rows,
-    heads, lanes], and the cache with the new rows. Lanes are padded as in the cache."""
+    heads, lanes], and the arrays of the cache with the new rows. Lanes are padded as in the cache."""
     tap = _QueryTap(ops)
     _, kv, *_ = forward(config, cast(Ops, tap), cache, w, inputs, kv)
     return jnp.stack([tap.queries[number] for number in full_layers(config.plan)]), kv
@@ -43,7 +43,7 @@ class _QueryTap:
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
-        norms: tuple[jax.Array, ...] | None,
+        norms: tuple[jax.Array, jax.Array] | None,
         kv: jax.Array,
         cache: KvLayout,
         layer: int,
@@ -53,17 +53,17 @@ class _QueryTap:
         """See `Ops.rope_and_cache`."""
         q = qkv.reshape(len(qkv), -1, cache.head_dim)[:, : config.heads]
         if norms is not None:
-            q = self._normed(q, norms[0], config)
+            q = self._normed(q, norms[0], config, layer)
         if angles is not None:
-            q = rotate(q, RopeAngles(*self._ops.padded_angles(angles)))
+            q = rotate(q, RopeAngles(*self._ops.padded_angles(angles, config, layer)))
         self.queries[layer] = q * np.float32(config.attention_scale)
         return self._ops.rope_and_cache(qkv, angles, norms, kv, cache, layer, config, step)
 
-    def _normed(self, q: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
+    def _normed(self, q: jax.Array, weight: jax.Array, config: ModelConfig, layer: int) -> jax.Array:
         """Return the norm of queries [rows, heads, lanes], whose padded lanes are zeros, head by head or of all heads
         together."""
         padding = self._ops.padding
-        values = config.head_dim if padding is None else padding.head.size
+        values = q.shape[-1] if padding is None else padding.head_of(config.plan[layer]).size
         together = config.head_norm == "all"
         axes, count = ((1, 2), values * config.heads) if together else ((2,), values)
         mean = jnp.sum(q, axes, keepdims=True) / count if config.norm_kind == "layer" else jnp.zeros((), q.dtype)

@@ -21,7 +21,7 @@ from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.blocks.experts_beside_mlp import add_experts
 from workers.iree.model.blocks.per_layer import end_of_layer, per_layer_inputs
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout, KvLayout, replaced
 from workers.iree.model.ops import (
     DenseWeights,
     LayerNormWeights,
@@ -117,45 +117,45 @@ class StepInputs:
         """Return the angles of the layer's rotation; None for a layer without positions."""
         if layer.rope is None:
             return None
-        first, half = (
-            sum(rope.dims // 2 for rope in ropes)
-            for ropes in (config.ropes[: layer.rope], config.ropes[layer.rope :][:1])
-        )
-        mine = slice(first, first + half)
+        first = sum(rope.dims for rope in config.ropes[: layer.rope]) // 2
+        mine = slice(first, first + config.ropes[layer.rope].dims // 2)
         return RopeAngles(*(all_.reshape(-1, all_.shape[-1])[:, mine] for all_ in (self.cos, self.sin)))
 
 
 def forward(
     config: ModelConfig,
     ops: Ops,
-    cache: KvLayout,
+    cache: CacheLayout,
     w: Parameters,
     inputs: StepInputs,
-    kv: jax.Array,
+    kv: tuple[jax.Array, ...],
     states: jax.Array | None = None,
     places: jax.Array | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the cache with the new rows, the
-    hidden rows before the norm, float32 [rows, hidden], and the recurrent states after the rows.
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array | None]:
+    """Compute all layers: the normed hidden rows, an operand of batch * tokens rows, the arrays of the cache with the
+    new rows, the hidden rows before the norm, float32 [rows, hidden], and the recurrent states after the rows.
 
     `states` are float32 [states, values], where the model has layers with a state, and `places` as in `Recurrence`.
     """
     first = norm_weights(config, ops, w, "0.norm_attention")
     x, h = ops.norm(embed(config, ops, w, inputs), None, None, first, config.rms_eps, live=inputs.step.live)
     own = per_layer_inputs(config, ops, w, inputs.tokens.reshape(-1), x, inputs.step.live)
-    state: LayerState = (x, h, kv, None)
+    counters: tuple[jax.Array | None, ...] = (None,) * len(kv)
     for number, layer in enumerate(config.plan):
         last = number == config.layers - 1
         following = norm_weights(config, ops, w, "norm" if last else f"{number + 1}.norm_attention")
         if states is not None and layer.kind != "attention":
-            x, h, *others = state
             recurrence = Recurrence(states, config.state_offset(number), cache.attended, places)
             delta, states = recurrent_mixer(config, ops, w, number, h, recurrence, inputs.step)
-            state = (*after_mixer(config, ops, w, number, x, delta, following, inputs.step.live), *others)
+            x, h = after_mixer(config, ops, w, number, x, delta, following, inputs.step.live)
         else:
-            angles = inputs.angles(config, layer)
-            state = layer_of(config, ops, w, number, state, following, angles, cache, inputs.step, own)
-    return state[1], state[2], state[0], states
+            group, angles = config.kv_group(number), inputs.angles(config, layer)
+            state: LayerState = (x, h, kv[group], counters[group])
+            x, h, array, count = layer_of(
+                config, ops, w, number, state, following, angles, cache.groups[group], inputs.step, own
+            )
+            kv, counters = replaced(kv, group, array), replaced(counters, group, count)
+    return h, kv, x, states
 
 
 def layer_of(
@@ -172,9 +172,10 @@ def layer_of(
 ) -> LayerState:
     """Compute a layer, by one kernel if there is one. `own` are the embeddings of layers (`per_layer_inputs`)."""
     fused = None
-    plain = not (config.mlp_bias or config.parallel or config.attention_gate or config.plan[number].experts)
-    if config.value_norm or config.layer_scalars:
-        plain = False
+    layer, shape = config.plan[number], config.kv_shape(number)
+    plain = not (config.mlp_bias or config.parallel or config.attention_gate or layer.experts)
+    plain = plain and layer.kv_source is None and shape.key_width == shape.value_width
+    plain = plain and not (config.value_norm or config.layer_scalars)
     if plain and config.gated and not isinstance(following, LayerNormWeights):
         dense = dense_weights(config, w, number, following)
         fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
@@ -218,11 +219,12 @@ def _unweighted(config: ModelConfig, ops: Ops, name: str) -> NormWeights | None:
     return LayerNormWeights(jnp.asarray(ones.astype(np.float32)), None)
 
 
-def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array, ...] | None:
-    """Return the norms of the heads of queries and keys of the layer `name`, or of its queries alone."""
+def head_norms(config: ModelConfig, w: Parameters, name: str) -> tuple[jax.Array, jax.Array] | None:
+    """Return the norms of the heads of queries and keys of the layer `name`; of a layer without keys, that of queries
+    twice."""
     if config.head_norm is None:
         return None
-    return tuple(w[name + norm] for norm in ("q_norm", "k_norm") if name + norm in w)
+    return w[name + "q_norm"], w.get(name + "k_norm", w[name + "q_norm"])
 
 
 def queries_and_cache(
@@ -244,12 +246,14 @@ def queries_and_cache(
 def projected(
     config: ModelConfig, ops: Ops, w: Parameters, number: int, h: jax.Array, live: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return the queries, keys and values of normed rows, float32 [rows, heads * head_dim], or queries alone in a layer
-    that reads the keys and values of another, and the gate of attention's
-    output, float32 [rows, query heads * head_dim], if the model has one."""
-    name, queries, layer = f"{number}.", config.heads * config.head_dim, config.plan[number]
-    heads = 0 if layer.kv_source is not None else config.kv_heads * (2 - layer.keys_as_values)
-    width = (config.heads * (1 + config.attention_gate) + heads) * config.head_dim
+    """Return the queries, keys and values of normed rows, float32 [rows, lanes of all heads], or the queries alone if
+    the layer has no keys and values of its own, and the gate of attention's output, float32 [rows, lanes of all
+    queries], if the model has one."""
+    shape, layer = config.kv_shape(number), config.plan[number]
+    name, queries = f"{number}.", config.heads * shape.key_width
+    width = queries * (1 + config.attention_gate)
+    if layer.kv_source is None:
+        width += shape.heads * (shape.key_width + (0 if layer.keys_as_values else shape.value_width))
     qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), live)
     if config.qkv_clip is not None:
         qkv = jnp.clip(qkv, np.float32(-config.qkv_clip), np.float32(config.qkv_clip))
@@ -257,7 +261,7 @@ def projected(
         qkv = jnp.concatenate([qkv, qkv[:, queries:]], axis=1)
     if not config.attention_gate:
         return qkv, None
-    both = qkv[:, : 2 * queries].reshape(-1, config.heads, 2, config.head_dim)
+    both = qkv[:, : 2 * queries].reshape(-1, config.heads, 2, shape.key_width)
     query, gate = (both[:, :, part].reshape(-1, queries) for part in range(2))
     return jnp.concatenate([query, qkv[:, 2 * queries :]], axis=1), gate
 

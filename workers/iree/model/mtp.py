@@ -12,44 +12,48 @@ import jax.numpy as jnp
 from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.decoder import Parameters, StepInputs, embed, layer_of, queries_and_cache
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout, replaced
 from workers.iree.model.ops import Ops
 
 
 def mtp_forward(
     config: ModelConfig,
     ops: Ops,
-    cache: KvLayout,
+    cache: CacheLayout,
     w: Parameters,
     inputs: StepInputs,
     hidden: jax.Array,
-    kv: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    kv: tuple[jax.Array, ...],
+) -> tuple[jax.Array, tuple[jax.Array, ...], jax.Array]:
     """Compute the head for `hidden`, float32 [rows, hidden], and the tokens after these rows: its normed hidden rows as
     an operand, the cache, and the same rows in float32."""
     config, number = _with_layer(config), config.layers
     x, h = _projected(config, ops, w, number, inputs, hidden)
     following = w[f"{number}.norm_final"]
     angles = inputs.angles(config, config.plan[number])
-    x, h, kv, _ = layer_of(config, ops, w, number, (x, h, kv, None), following, angles, cache, inputs.step)
-    return h, kv, _norm(x, following, config.rms_eps, ops.values(config.hidden_size))
+    group = config.kv_group(number)
+    x, h, array, _ = layer_of(
+        config, ops, w, number, (x, h, kv[group], None), following, angles, cache.groups[group], inputs.step
+    )
+    return h, replaced(kv, group, array), _norm(x, following, config.rms_eps, ops.values(config.hidden_size))
 
 
 def mtp_cache(
     config: ModelConfig,
     ops: Ops,
-    cache: KvLayout,
+    cache: CacheLayout,
     w: Parameters,
     inputs: StepInputs,
     hidden: jax.Array,
-    kv: jax.Array,
-) -> jax.Array:
+    kv: tuple[jax.Array, ...],
+) -> tuple[jax.Array, ...]:
     """Return the cache with the keys and values of the head's rows, as `mtp_forward` writes them."""
     config, number = _with_layer(config), config.layers
     _, h = _projected(config, ops, w, number, inputs, hidden)
     angles = inputs.angles(config, config.plan[number])
-    _, kv = queries_and_cache(config, ops, w, number, h, kv, angles, cache, inputs.step)
-    return kv
+    group = config.kv_group(number)
+    _, array = queries_and_cache(config, ops, w, number, h, kv[group], angles, cache.groups[group], inputs.step)
+    return replaced(kv, group, array)
 
 
 def _with_layer(config: ModelConfig) -> ModelConfig:

@@ -60,7 +60,7 @@ class DenseWeights:
 
     qkv: Weight
     qkv_bias: jax.Array | None
-    heads: tuple[jax.Array, ...] | None
+    heads: tuple[jax.Array, jax.Array] | None
     """Norms of the heads of queries and keys."""
     o: Weight
     o_bias: jax.Array | None
@@ -196,23 +196,24 @@ class Ops(Protocol):
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
-        norms: tuple[jax.Array, ...] | None,
+        norms: tuple[jax.Array, jax.Array] | None,
         kv: jax.Array,
         cache: KvLayout,
         layer: int,
         config: ModelConfig,
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
-        """Norm the heads of qkv, float32 [rows, heads * head_dim], rotate them, and write keys and values to the cache.
-        A layer that reads those of an earlier one has queries alone, and a single norm.
+        """Norm the heads of qkv, float32 [rows, lanes of all heads], rotate them, and write keys and values to the
+        layer's array of the cache. A layer that reads those of another one has queries alone.
 
-        Returns the queries as `attend` takes them, and the cache.
+        Returns the queries as `attend` takes them, and the array.
         """
 
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
     ) -> jax.Array:
-        """Attend from queries to the cache, within the layer's window -> an operand of width heads * head_dim."""
+        """Attend from queries to the layer's array of the cache, within its window -> an operand of width heads *
+        lanes of a value."""
 
     def convolution(
         self, x: jax.Array, taps: jax.Array, recurrence: Recurrence, step: StepRows, *, gated: bool

@@ -155,58 +155,50 @@ class PlainOps(PlainRecurrence):
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
-        norms: tuple[jax.Array, ...] | None,
+        norms: tuple[jax.Array, jax.Array] | None,
         kv: jax.Array,
         cache: KvLayout,
         layer: int,
         config: ModelConfig,
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
-        batch, tokens = step.rows.shape
-        parts = qkv.reshape(batch * tokens, -1, cache.head_dim)
-        if config.plan[layer].kv_source is not None:
-            return self._heads(parts, norms, 0, angles, config, config.attention_scale).astype(self.dtype), kv
-        q, k, v = jnp.split(parts, (config.heads, config.heads + cache.heads), axis=1)
-        q = self._heads(q, norms, 0, angles, config, config.attention_scale)
-        k = self._heads(k, norms, 1, angles, config)
+        *heads, v = _heads(qkv, cache, config)
+        if layer != config.kv_owner(layer):
+            heads = heads[:1]
+        if norms is not None:
+            heads = [_norm_heads(x, weight, config) for x, weight in zip(heads, norms, strict=False)]
+        if angles is not None:
+            heads = [rotate(x, angles) for x in heads]
+        q = heads[0] * np.float32(config.attention_scale)
+        if len(heads) == 1:
+            return q.astype(self.dtype), kv
         if config.value_norm:
             v = _unit(v, config.rms_eps)
         head = step.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
         flat = kv.reshape(-1, cache.row_width)
-        for part, new in enumerate((k, v)):
+        for part, new in enumerate((heads[1], v)):
             base = (2 * config.kv_index(layer) + part) * cache.slots * cache.heads
             at = (base + head[:, None, :]) * cache.capacity + step.rows[:, :, None]
             # Behind a barrier: the CUDA backend cannot distribute a scatter that its indices are fused into.
-            at, rows = lax.optimization_barrier((at.reshape(-1), self._stored(new, cache)))
+            at, rows = lax.optimization_barrier((at.reshape(-1), self._stored(new, part, cache)))
             flat = flat.at[at].set(rows, mode="promise_in_bounds", unique_indices=True)
         return q.astype(self.dtype), flat.reshape(kv.shape)
 
-    def _heads(
-        self,
-        x: jax.Array,
-        norms: tuple[jax.Array, ...] | None,
-        part: int,
-        angles: RopeAngles | None,
-        config: ModelConfig,
-        scale: float | None = None,
-    ) -> jax.Array:
-        """Norm and rotate queries (part 0) or keys (1), float32 [rows, heads, head_dim], and scale them."""
-        if norms is not None:
-            x = _norm_heads(x, norms[part], config)
-        if angles is not None:
-            x = rotate(x, angles)
-        return x if scale is None else x * np.float32(scale)
-
-    def _stored(self, new: jax.Array, cache: KvLayout) -> jax.Array:
-        """Return float32 [rows, heads, head_dim] as rows of the cache: each with its scale behind it if it is
-        quantized."""
+    def _stored(self, new: jax.Array, part: int, cache: KvLayout) -> jax.Array:
+        """Return keys (part 0) or values (1), float32 [rows, heads, lanes], as rows of the cache: each with its scale
+        behind it if it is quantized, and zeros behind those that are narrower."""
+        lanes = cache.lane_elements[part]
+        missing = cache.row_width - cache.scale_elements - lanes
         if not cache.bits:
-            return new.astype(self.dtype).reshape(-1, cache.head_dim)
+            stored = new.astype(self.dtype).reshape(-1, lanes)
+            return jnp.pad(stored, ((0, 0), (0, missing))) if missing else stored
         top = jnp.maximum(jnp.max(jnp.abs(new), -1, keepdims=True), np.float32(MIN_TOP))
         most = max_level(cache.bits)
         levels = jnp.round(new * (most / top)).astype(jnp.int8)
         if cache.bits == 4:  # a lane of the first half and one of the second share a byte
-            levels = (levels[..., : cache.lane_elements] & 15) | (levels[..., cache.lane_elements :] << 4)
+            levels = (levels[..., :lanes] & 15) | (levels[..., lanes:] << 4)
+        if missing:
+            levels = jnp.pad(levels, ((0, 0), (0, 0), (0, missing)))
         scales = lax.bitcast_convert_type(top / most, jnp.int8).reshape(*new.shape[:-1], SCALE_BYTES)
         return jnp.concatenate([levels, scales], -1).reshape(-1, cache.row_width)
 
@@ -225,13 +217,17 @@ class PlainOps(PlainRecurrence):
         mine = mine.reshape(shape)[:, :, :, : cache.attended]
         scales = None
         if cache.bits:
-            scales = lax.bitcast_convert_type(mine[..., cache.lane_elements :], jnp.float32)[:, :, :, None]
-            mine = _levels(mine[..., : cache.lane_elements], cache).astype(self.dtype)
+            scales = lax.bitcast_convert_type(mine[..., max(cache.lane_elements) :], jnp.float32)[:, :, :, None]
+        if cache.value_dim == cache.head_dim:
+            mine = self._lanes(mine, 0, cache)
+            keys, values = mine[0], mine[1]
+        else:
+            keys, values = (self._lanes(mine[part], part, cache) for part in (0, 1))
         # A key/value head's queries of all positions are the rows of one product, and the rows come before the columns:
         # with the columns first, IREE stores results of an NVIDIA GPU's matrix instructions in each other's places.
         q = jnp.swapaxes(q.reshape(batch, tokens, cache.heads, group, cache.head_dim), 1, 2)
         q = q.reshape(batch, cache.heads, tokens * group, cache.head_dim)
-        score = _product(q, mine[0], 3)
+        score = _product(q, keys, 3)
         if scales is not None:
             score = score * scales[0]
         if config.attention_cap is not None:
@@ -247,9 +243,32 @@ class PlainOps(PlainRecurrence):
             weight = jnp.where(seen, weight * scales[1], 0)
         # Weights times small scales are below the smallest numbers of float16.
         kind = jnp.float32 if scales is not None and self.dtype == "float16" else self.dtype
-        mixed = _product(weight.astype(kind), mine[1].astype(kind), 2) / mass[..., None]
-        mixed = jnp.swapaxes(mixed.reshape(batch, cache.heads, tokens, group, cache.head_dim), 1, 2)
+        mixed = _product(weight.astype(kind), values.astype(kind), 2) / mass[..., None]
+        mixed = jnp.swapaxes(mixed.reshape(batch, cache.heads, tokens, group, cache.value_dim), 1, 2)
         return mixed.reshape(batch * tokens, -1).astype(self.dtype)
+
+    def _lanes(self, stored: jax.Array, part: int, cache: KvLayout) -> jax.Array:
+        """Return the numbers, or the levels in the model's type, of keys (part 0) or values (1) without their scales,
+        and without what fills those that are narrower."""
+        lanes = cache.lane_elements[part]
+        if not cache.bits:
+            return stored if stored.shape[-1] == lanes else stored[..., :lanes]
+        return _levels(stored[..., :lanes], cache).astype(self.dtype)
+
+
+def _heads(qkv: jax.Array, cache: KvLayout, config: ModelConfig) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Split rows into the heads of queries, keys and values, each [rows, heads, lanes]; a row may be of queries
+    alone."""
+    queries, keys = config.heads * cache.head_dim, cache.heads * cache.head_dim
+    if cache.value_dim == cache.head_dim and qkv.shape[1] > queries:
+        q, k, v = jnp.split(
+            qkv.reshape(len(qkv), -1, cache.head_dim), (config.heads, config.heads + cache.heads), axis=1
+        )
+        return q, k, v
+    parts = (qkv[:, :queries], qkv[:, queries : queries + keys], qkv[:, queries + keys :])
+    widths = (cache.head_dim, cache.head_dim, cache.value_dim)
+    q, k, v = (part.reshape(len(qkv), -1, width) for part, width in zip(parts, widths, strict=True))
+    return q, k, v
 
 
 def _product(rows: jax.Array, others: jax.Array, axis: int) -> jax.Array:

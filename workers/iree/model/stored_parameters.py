@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantize
 from workers.checkpoints.weights import Weights
@@ -59,7 +60,7 @@ def stored_parameters(config: ModelConfig, ops: Ops, weights: Weights, kind: Qua
 
     Reads the files' headers only. Raises `CheckpointError`.
     """
-    stored = [_stored(parameter, ops, weights, kind) for parameter in parameters(config, ops.dtype)]
+    stored = [_stored(parameter, ops, weights, kind, config.plan) for parameter in parameters(config, ops.dtype)]
     packed = {each.name for each in stored if each.packing is not None}
     once = config.tie_embeddings and "embedding" in packed  # rows are looked up in what the head multiplies by
     return [each for each in stored if not (once and each.name == "head")]
@@ -101,10 +102,10 @@ def _pack_source(out: NDArray[np.int8], number: int, stored: Stored, weights: We
     return tiles
 
 
-def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize) -> Stored:
+def _stored(parameter: Parameter, ops: Ops, weights: Weights, kind: Quantize, plan: Sequence[LayerConfig]) -> Stored:
     axes: Axes = ()
     if isinstance(ops, TiledOps) and ops.padding is not None:
-        axes = ops.padding.axes(parameter.name)
+        axes = ops.padding.axes(parameter.name, plan)
     shape = _padded_shape(axes, parameter)
     quantizable = parameter.quantizable and isinstance(ops, TiledOps)
     if quantizable and (format := _format(parameter, axes, weights, kind)) is not None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.attention.attention import attention, merge_attention, split_attention
-from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache, rope_queries
+from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
 from workers.iree.kernels.attention.shape import Attention, AttentionShape
 from workers.iree.kernels.fused_layer import FusedLayer, LayerPackings, fused_layer
 from workers.iree.kernels.ir.arithmetic import row_stride
@@ -109,12 +109,12 @@ class TiledOps(TiledRecurrence):
         flags = "".join(str(int(each)) for each in (*kind.biases, *(norm is not None for norm in norms)))
         shape = kind.attention.shape
         name = f"baton_layer_{shape.batch}_{kind.attention.window}_{shape.rope_dims}_{flags}{kind.packings.name}"
-        name = named(name, live=step.live)
+        name = named(name + cache.suffix, live=step.live)
         self.add_kernel(name, fused_layer, kind)
         qkv, o, up, down = (
             each.data if isinstance(each, PackedMatrix) else each.reshape(len(each), -1) for each in _matrices(weights)
         )
-        rope = (None, None) if angles is None else self.padded_angles(angles)
+        rope = (None, None) if angles is None else self.padded_angles(angles, config, number)
         operands = [h, x, step.live, qkv, weights.qkv_bias, *rope, step.slots, step.rows]
         operands.append(_layer_of(number, cache, config))
         operands += [*(weights.heads or ()), kv, o, weights.o_bias, *norms[:2], up, down, *norms[2:]]
@@ -139,7 +139,7 @@ class TiledOps(TiledRecurrence):
             for after, before in (there[:2], there[2:])
         )
         kind = FusedLayer(
-            rope_and_cache=self._rope_and_cache(shape, config),
+            rope_and_cache=self._rope_and_cache(shape, number, config),
             attention=self._attention(shape, number, config),
             hidden=config.hidden_size,
             ffn=config.ffn,
@@ -157,7 +157,7 @@ class TiledOps(TiledRecurrence):
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
-        norms: tuple[jax.Array, ...] | None,
+        norms: tuple[jax.Array, jax.Array] | None,
         kv: jax.Array,
         cache: KvLayout,
         layer: int,
@@ -165,31 +165,27 @@ class TiledOps(TiledRecurrence):
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
         shape = self._attention_shape(cache, layer, config, step)
-        kind = self._rope_and_cache(shape, config)
-        rope = () if angles is None else self.padded_angles(angles)
-        if config.plan[layer].kv_source is not None:
-            name = named(f"baton_rope_queries_{shape.batch}_{shape.tokens}_{shape.rope_dims}", live=step.live)
-            self.add_kernel(name, rope_queries, kind, live=step.live is not None)
-            rotated: jax.Array = call(name, self._query_words(shape), qkv, *rope, *(norms or ()), step.live)
-            return rotated, kv
-        name = named(f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}", live=step.live)
+        kind = self._rope_and_cache(shape, layer, config)
+        name = f"baton_rope_and_cache_{shape.batch}_{shape.tokens}_{shape.rope_dims}{cache.suffix}"
+        name = named(name if kind.writes else f"{name}_queries", live=step.live)
         self.add_kernel(name, rope_and_cache, kind, live=step.live is not None)
+        rope = () if angles is None else self.padded_angles(angles, config, layer)
         place = _layer_of(layer, cache, config)
+        queries = words(len(qkv), shape.query_heads * shape.head_dim // self.arithmetic.per_word)
+        if not kind.writes:
+            (q,) = call(name, (queries,), qkv, *rope, step.slots, step.rows, place, *(norms or ())[:1], step.live)
+            return q, kv
         operands = (qkv, *rope, step.slots, step.rows, place, *(norms or ()), kv, step.live)
-        q, kv = call(name, (self._query_words(shape), jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
+        q, kv = call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
         return q, kv
-
-    def _query_words(self, shape: AttentionShape) -> jax.ShapeDtypeStruct:
-        """Return the type of queries as attention takes them."""
-        return words(shape.batch * shape.tokens, shape.query_heads * shape.head_dim // self.arithmetic.per_word)
 
     def attend(
         self, q: jax.Array, kv: jax.Array, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows
     ) -> jax.Array:
         shape = self._attention_shape(cache, layer, config, step)
         kind, live = self._attention(shape, layer, config), step.live is not None
-        name = named(f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}", live=step.live)
-        result = words(q.shape[0], row_stride(shape.query_heads * shape.head_dim, self.arithmetic))
+        name = named(f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}{cache.suffix}", live=step.live)
+        result = words(q.shape[0], row_stride(shape.query_heads * shape.value_dim, self.arithmetic))
         operands = (q, step.slots, step.rows, _layer_of(layer, cache, config), kv, step.live)
         if not kind.split:
             self.add_kernel(name, attention, kind, live=live)
@@ -205,11 +201,11 @@ class TiledOps(TiledRecurrence):
         window, softcap = config.plan[layer].window or 0, config.attention_cap or 0.0
         return Attention(shape, self.arithmetic, window, softcap, self.threads)
 
-    def _rope_and_cache(self, shape: AttentionShape, config: ModelConfig) -> RopeAndCache:
-        values = None if self.padding is None else self.padding.head.size
-        centred = config.head_norm is not None and config.norm_kind == "layer"
+    def _rope_and_cache(self, shape: AttentionShape, layer: int, config: ModelConfig) -> RopeAndCache:
+        values = None if self.padding is None else self.padding.head_of(config.plan[layer]).size
+        centred, writes = config.head_norm is not None and config.norm_kind == "layer", layer == config.kv_owner(layer)
         return RopeAndCache(
-            shape, self.arithmetic, config.rms_eps, config.head_norm, values, centred, config.value_norm
+            shape, self.arithmetic, config.rms_eps, config.head_norm, values, centred, writes, config.value_norm
         )
 
     def _attention_shape(self, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows) -> AttentionShape:
@@ -226,8 +222,9 @@ class TiledOps(TiledRecurrence):
             batch=batch,
             tokens=tokens,
             scale=config.attention_scale,
-            rope_dims=0 if rope is None else self._rotated_lanes(config.ropes[rope].dims),
+            rope_dims=0 if rope is None else self._rotated_lanes(config.ropes[rope].dims, layer, config),
             bits=cache.bits,
+            value_width=cache.value_width,
         )
 
     @property
@@ -240,12 +237,12 @@ class TiledOps(TiledRecurrence):
         """The values of one layer's own embedding that are not padding; None is all of them."""
         return None if self.padding is None or self.padding.per_layer is None else self.padding.per_layer.size
 
-    def _rotated_lanes(self, lanes: int) -> int:
-        return lanes if self.padding is None else 2 * self.padding.rotated_half
+    def _rotated_lanes(self, lanes: int, layer: int, config: ModelConfig) -> int:
+        return lanes if self.padding is None else 2 * self.padding.head_of(config.plan[layer]).parts[0][1]
 
-    def padded_angles(self, angles: RopeAngles) -> tuple[jax.Array, jax.Array]:
-        """Return cosines and sines for the padded half of the rotated lanes."""
-        missing = self._rotated_lanes(2 * angles.cos.shape[-1]) // 2 - angles.cos.shape[-1]
+    def padded_angles(self, angles: RopeAngles, config: ModelConfig, layer: int) -> tuple[jax.Array, jax.Array]:
+        """Return cosines and sines for the padded half of the lanes that a layer rotates."""
+        missing = self._rotated_lanes(2 * angles.cos.shape[-1], layer, config) // 2 - angles.cos.shape[-1]
         if not missing:
             return angles.cos, angles.sin
         cos, sin = (jnp.pad(each, ((0, 0), (0, missing))) for each in (angles.cos, angles.sin))

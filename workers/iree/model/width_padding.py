@@ -4,13 +4,14 @@ Zeros are added to weights, and everything that is computed from them is zero: s
 mean of a norm depends on the width; it divides by the number of values without padding.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.ir.mlir_types import LANES
 
@@ -132,8 +133,9 @@ class WidthPadding:
 
     hidden: PaddedAxis
     ffn: PaddedAxis
-    head: PaddedAxis
-    """Lanes of a head: both halves of those that RoPE rotates, then those that pass."""
+    heads: tuple[PaddedAxis, ...]
+    """Lanes of a head, of each shape of keys and values: both halves of those that RoPE rotates, then those that
+    pass."""
     expert_ffn: PaddedAxis | None
     """The MLP of one expert."""
     shared_ffn: PaddedAxis | None = None
@@ -148,16 +150,20 @@ class WidthPadding:
         if config.experts is not None:
             experts = PaddedAxis.whole(config.experts.ffn)
             shared = PaddedAxis.whole(config.experts.shared_ffn) if config.experts.shared_ffn else None
-        head = _head(config.head_dim, config.ropes[0].dims // 2)
+        heads = tuple(_head(width, half) for width, half in _head_lanes(config))
         own = None if config.per_layer is None else PaddedAxis.whole(config.per_layer.width)
-        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), head, experts, shared, own)
-        axes = [axis for axis in (made.hidden, made.ffn, made.head, experts, shared, own) if axis is not None]
+        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), heads, experts, shared, own)
+        axes = [axis for axis in (made.hidden, made.ffn, *heads, experts, shared, own) if axis is not None]
         return made if any(axis.padded != axis.size for axis in axes) else None
 
     @property
-    def rotated_half(self) -> int:
-        """Half of the lanes that RoPE rotates, padded."""
-        return self.head.parts[0][1]
+    def head(self) -> PaddedAxis:
+        """Lanes of a head of the first shape."""
+        return self.heads[0]
+
+    def head_of(self, layer: LayerConfig) -> PaddedAxis:
+        """Return the lanes of a head of a layer."""
+        return self.heads[layer.kv_shape]
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """Return the model with padded widths. Its rotary embeddings keep their frequencies."""
@@ -170,6 +176,10 @@ class WidthPadding:
             hidden_size=self.hidden.padded,
             ffn=self.ffn.padded,
             head_dim=self.head.padded,
+            kv_shapes=tuple(
+                replace(shape, key_width=head.padded, value_width=head.padded + shape.value_width - head.size)
+                for shape, head in zip(config.kv_shapes, self.heads, strict=False)
+            ),
             experts=experts,
             per_layer=None
             if config.per_layer is None or self.per_layer is None
@@ -179,11 +189,14 @@ class WidthPadding:
             else replace(config.convolution, channels=self.hidden.padded),
         )
 
-    def axes(self, tensor: str) -> Axes:
-        """Return the axes of one of the model's tensors, such as `3.qkv`."""
+    def axes(self, tensor: str, plan: Sequence[LayerConfig] = ()) -> Axes:
+        """Return the axes of one of the model's tensors, such as `3.qkv`. Layers behind the `plan` have heads of the
+        first shape."""
+        number = tensor.partition(".")[0]
+        layer = int(number) if number.isdecimal() else len(plan)
         kinds: Mapping[_Width, PaddedAxis | None] = {
             "hidden": self.hidden,
-            "head": self.head,
+            "head": self.head_of(plan[layer]) if layer < len(plan) else self.head,
             "ffn": self.ffn,
             "expert_ffn": self.expert_ffn,
             "shared_ffn": self.shared_ffn,
@@ -191,6 +204,15 @@ class WidthPadding:
         }
         axes = (None if kind is None else kinds[kind] for kind in _AXES[tensor.rpartition(".")[2]])
         return tuple(None if axis is None or axis.padded == axis.size else axis for axis in axes)
+
+
+def _head_lanes(config: ModelConfig) -> list[tuple[int, int]]:
+    """Return the lanes of a query or key of each shape, and half of those that RoPE rotates in its layers."""
+    found = []
+    for number, shape in enumerate(config.kv_shapes or (config.kv_shape(config.layers),)):
+        rotated = (layer.rope for layer in config.plan if layer.kv_shape == number and layer.rope is not None)
+        found.append((shape.key_width, config.ropes[next(rotated, 0)].dims // 2))
+    return found
 
 
 def _head(lanes: int, half: int) -> PaddedAxis:

@@ -41,10 +41,10 @@ class GeluExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
 
 def gemma4_fields(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of mlx-lm's Gemma 4 that other models do not have; its defaults are those of one model."""
-    own, experts = config.per_layer, config.experts
+    own, experts, full = config.per_layer, config.experts, config.kv_shape(config.layers - 1)
     return {
-        "global_head_dim": config.head_dim,
-        "num_global_key_value_heads": config.kv_heads,
+        "global_head_dim": full.key_width,
+        "num_global_key_value_heads": full.heads,
         "attention_k_eq_v": any(layer.keys_as_values for layer in config.plan),
         "num_kv_shared_layers": sum(layer.kv_source is not None for layer in config.plan),
         "use_double_wide_mlp": any(layer.ffn_multiple > 1 for layer in config.plan),

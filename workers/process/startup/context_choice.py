@@ -8,13 +8,13 @@ from typing import Literal
 from protocol.bounds import MAX_COUNT
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.kv_size import kv_row_bytes
 from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.state_versions import state_versions
 from workers.iree.model.width_padding import WidthPadding
-from workers.precision import head_row_bytes
 from workers.process.spec import WorkerSpec
 from workers.process.startup.tier_reserve import tier_reserve
 
@@ -72,9 +72,8 @@ def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) 
     if isinstance(config, LoneConfig):
         return max(1, config.row_bytes)
     padding = WidthPadding.of(config) if backend == "iree" else None
-    lanes = config.head_dim if padding is None else padding.head.padded
-    head = head_row_bytes(lanes, ITEM_BYTES[kind_of(spec, config)], spec.kv_dtype)
-    return 2 * config.kv_layers * config.kv_heads * head
+    config = config if padding is None else padding.config(config)
+    return kv_row_bytes(config, ITEM_BYTES[kind_of(spec, config)], spec.kv_dtype)
 
 
 def state_bytes(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> int:

@@ -100,7 +100,7 @@ def test_lfm2_as_published(tmp_path: Path) -> None:
     assert (config.ffn, config.rms_eps, config.tie_embeddings) == (8192, 1e-5, True)
     assert config.convolution == ShortConvolution(2048, 3)
     assert (config.kv_layers, config.state_layers) == (6, 10)
-    assert [config.kv_index(layer) for layer in (0, 2, 3, 14)] == [0, 0, 1, 5]
+    assert [config.kv_index(layer) for layer in (2, 5, 14)] == [0, 1, 5]
     assert full_layers(config.plan) == (2, 5, 8, 10, 12, 14)
     assert config.state_values == config.state_offset(16) == 10 * 2 * 2048
     assert config.state_offset(3) == config.state_offset(2) == 2 * 2 * 2048

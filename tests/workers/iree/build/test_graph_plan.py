@@ -17,7 +17,7 @@ from workers.iree.build.graph_plan import ON_DEMAND, PREFILL_CHUNKS, GraphPlan, 
 from workers.iree.build.recipe import Recipe
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
 from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import stored_parameters
 from workers.iree.model.tiled_ops import FUSED_MAX_ROWS, TiledOps
@@ -65,7 +65,7 @@ def test_a_graph_is_the_same_whatever_the_environment_tells_jax(tmp_path: Path, 
 
 def make_plan(path: Path, ops: TiledOps | PlainOps, quantize: Quantize = "none") -> GraphPlan:
     config = ModelConfig.from_dir(path)
-    cache = KvLayout.of(config, 4, 64, 16)
+    cache = CacheLayout.of(config, 4, 64, 16)
     return GraphPlan(
         config, ops, cache, stored_parameters(config, ops, open_weights(path), quantize), (1, 2, 4), (32, 64)
     )
@@ -102,7 +102,7 @@ def test_prefill_chunks(context: int, chunks: tuple[int, ...]) -> None:
 def test_a_cache_has_a_row_that_nobody_attends_to(tiled: GraphPlan) -> None:
     assert tiled.cache.capacity == 64 + 16
     assert tiled.cache.spare_row == 79
-    assert tiled.cache.shape == (2, 2, 4, 2, 80 * 16)
+    assert [group.shape for group in tiled.cache.groups] == [(2, 2, 4, 2, 80 * 16)]
 
 
 def test_a_cpu_starts_with_the_fewest_graphs(tiled: GraphPlan) -> None:

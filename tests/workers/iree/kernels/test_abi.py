@@ -41,7 +41,7 @@ from workers.iree.kernels.recurrent.state_rows import StateShape
 from workers.iree.kernels.rowwise.glu import glu
 from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.kernels.sampling.sample import sampling_module
-from workers.iree.model.kv_layout import KvLayout
+from workers.iree.model.kv_layout import CacheLayout
 from workers.iree.model.stored_parameters import stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.precision import Quantize
@@ -319,7 +319,7 @@ def plans(folder: Path) -> Iterator[GraphPlan]:
         dots = choose_integer_dots({"avx512vnni"})
         config, ops = ModelConfig.from_dir(path), TiledOps("bfloat16", Bf16Dot(), dots, threads=3)
         stored = stored_parameters(config, ops, open_weights(path), quantize)
-        yield GraphPlan(config, ops, KvLayout.of(config, 80, 64, 64), stored, (2, 80), (32,))
+        yield GraphPlan(config, ops, CacheLayout.of(config, 80, 64, 64), stored, (2, 80), (32,))
 
 
 def collected(plan: GraphPlan) -> set[str]:

@@ -78,7 +78,7 @@ def test_every_tensor_gets_the_shape_that_the_padded_model_has(tmp_path: Path, c
     widths: list[Any] = [padded.hidden_size, padded.ffn, padded.head_dim]
     assert all(width % 16 == 0 for width in widths)
     for before, after in zip(tensors(config), tensors(padded), strict=True):
-        axes = padding.axes(before.name)
+        axes = padding.axes(before.name, config.plan)
         for (name, shape), (_, expected) in zip(before.sources, after.sources, strict=True):
             if before.flat:
                 shape, expected = (math.prod(shape),), (math.prod(expected),)

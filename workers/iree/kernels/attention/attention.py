@@ -20,13 +20,13 @@ from workers.iree.kernels.ir.value import Value
 def attention(name: str, kind: Attention, *, live: bool = False) -> str:
     """softmax(q k^T) v: packed words [batch * tokens, query_heads * head_dim / per_word] of scaled queries, slots int32
     [batch], rows int32 [batch, tokens], the layer and their number int32 [2], cache (, live i32 [1]) -> packed words
-    [batch * tokens, row_stride] of width query_heads * head_dim, of which the first `live` rows are computed.
+    [batch * tokens, row_stride] of width query_heads * value_dim, of which the first `live` rows are computed.
 
     A row sees the cache's rows up to its own. Weights are summed as they were rounded for the weighted sum.
     """
     kernel = Kernel(name, kind.partitions)
     inputs, sequences = AttentionInputs.of(kind, kernel), _live_sequences(kernel, kind, live)
-    rows, width = kind.shape.batch * kind.shape.tokens, kind.shape.query_heads * kind.shape.head_dim
+    rows, width = kind.shape.batch * kind.shape.tokens, kind.shape.query_heads * kind.shape.value_dim
     out = kernel.output("out", (rows, row_stride(width, kind.arithmetic)), "i32")
     write_attention(kernel.code, kernel.partition, kind, inputs, out, allocate_state(kernel.code, kind), sequences)
     return kernel.function()
@@ -43,7 +43,7 @@ def _live_sequences(kernel: Kernel, kind: Attention, live: bool) -> Value | None
 
 def allocate_state(code: Code, kind: Attention) -> Memory:
     """Allocate the softmax states of an item's rows, for `write_attention`."""
-    return code.allocate((kind.item_blocks * kind.tiling.rows, SoftmaxState.width(kind.shape.head_dim)), "f32")
+    return code.allocate((kind.item_blocks * kind.tiling.rows, SoftmaxState.width(kind.shape.value_dim)), "f32")
 
 
 def write_attention(
@@ -112,7 +112,7 @@ def write_split_attention(
             head, block = place // number, place % number + first
             next_head = next_place // number
             next_keys = writer.begin(0, sequence, next_head)
-            next_keys = next_keys + (next_place % number + first) * (KV_BLOCK * shape.lane_elements)
+            next_keys = next_keys + (next_place % number + first) * (KV_BLOCK * shape.lane_elements[0])
             writer.write_partials(head, sequence, block, next_keys, out)
 
         code.repeat(before[0].maximum(low), mine, one)
@@ -128,7 +128,7 @@ def merge_attention(name: str, kind: Attention, *, live: bool = False) -> str:
     partials = kernel.input("partials", kind.partials_shape, "f32")
     rows = kernel.input("rows", (shape.batch, shape.tokens), "i32")
     sequences = _live_sequences(kernel, kind, live)
-    out = kernel.output("out", (shape.batch, row_stride(shape.query_heads * shape.head_dim, kind.arithmetic)), "i32")
+    out = kernel.output("out", (shape.batch, row_stride(shape.query_heads * shape.value_dim, kind.arithmetic)), "i32")
     write_merged_attention(kernel.code, kernel.partition, kind, partials, rows, out, sequences)
     return kernel.function()
 
@@ -154,9 +154,9 @@ def write_merged_attention(
             added = SoftmaxState.load(partials, [row, block])
             return SoftmaxState.of(state).merge(added).flat()
 
-        start = SoftmaxState.empty(code, shape.head_dim).flat()
+        start = SoftmaxState.empty(code, shape.value_dim).flat()
         state = code.loop(first // KV_BLOCK, last // KV_BLOCK + 1, start, merge)
-        words = shape.head_dim // kind.arithmetic.per_word
+        words = shape.value_dim // kind.arithmetic.per_word
         finish_row(kind, SoftmaxState.of(state), out, sequence, row % shape.query_heads * words)
 
     code.repeat(low, high, one)

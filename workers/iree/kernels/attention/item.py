@@ -64,14 +64,14 @@ class AttentionItem:
     def attend(self, head: Value, sequence: Value, first_block: Value, state: Memory, next_keys: Value) -> None:
         """Leave the softmax of an item's rows in `state`. The next item's keys begin at `next_keys`."""
         code, shape = self._code, self._shape
-        empty = SoftmaxState.empty(code, shape.head_dim)
+        empty = SoftmaxState.empty(code, shape.value_dim)
         code.repeat(0, state.shape[0], lambda row: empty.store(state, [row]))
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
         first, last = self.reach(sequence)
 
         def kv_block(start: Value) -> None:
             after = start + KV_BLOCK
-            soon = (after <= last).select(keys + after * shape.lane_elements, next_keys)
+            soon = (after <= last).select(keys + after * shape.lane_elements[0], next_keys)
             low, high = self._seen(start, first, last)
             self._block.begin(keys, values, low, high)
 
@@ -88,10 +88,13 @@ class AttentionItem:
 
     def finish(self, head: Value, sequence: Value, part: Value, block: Value, state: Memory, out: Memory) -> None:
         """Store the results of the rows of an item's query block from `state`."""
-        rows = self._rows(part * self._kind.item_blocks + block, head, sequence)
+        rows, shape = self._rows(part * self._kind.item_blocks + block, head, sequence), self._shape
         for i, row in enumerate(rows):
-            done = SoftmaxState.load(state, [block * len(rows) + i])
-            finish_row(self._kind, done, out, row.token, row.column)
+            done, column = SoftmaxState.load(state, [block * len(rows) + i]), row.column
+            if shape.value_dim != shape.head_dim:
+                per_word = self._kind.arithmetic.per_word
+                column = column // (shape.head_dim // per_word) * (shape.value_dim // per_word)
+            finish_row(self._kind, done, out, row.token, column)
 
     def write_partials(self, head: Value, sequence: Value, number: Value, next_keys: Value, out: Memory) -> None:
         """Store the softmax of one KV block for a sequence's rows, as `Attention.partials_shape` has it."""

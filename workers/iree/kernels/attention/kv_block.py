@@ -42,7 +42,8 @@ class KvBlock:
         """The elements that are multiplied: levels are converted where they are loaded, or before, for several query
         blocks."""
         self._line = elements_of_line(self._elements)
-        self._scales = Scales(cache, kind.shape.levels) if kind.shape.bits else None
+        self._scales = [Scales(cache, levels) for levels in kind.shape.levels] if kind.shape.bits else None
+        """Those of keys and of values."""
         self._scores = code.allocate((kind.tiling.rows, KV_BLOCK), "i32")
         """float32 scores, and then weights as packed words."""
 
@@ -74,7 +75,7 @@ class KvBlock:
 
         def step(position: Value, tops: list[Value]) -> list[Value]:
             if self._unpacked is None:
-                start = keys + position * self._shape.lane_elements
+                start = keys + position * self._shape.lane_elements[0]
                 flat = self._products(rows, self._cache, start, values + position * LANES)
             else:
                 start = (position - low) * self._shape.head_dim
@@ -82,7 +83,7 @@ class KvBlock:
             out, at = list(tops), position - low
             for tile in range(tiling.tiles):
                 positions = position.astype("i32", signed=True).broadcast() + code.iota(tile * LANES)
-                scales = None if self._scales is None else self._scales.load(keys, position + tile * LANES)
+                scales = None if self._scales is None else self._scales[0].load(keys, position + tile * LANES)
                 for row in range(count):
                     product = flat[row * tiling.tiles + tile]
                     score = self._capped(product if scales is None else product * scales)
@@ -146,7 +147,7 @@ class KvBlock:
 
         def some(at: Value, masses: list[Value]) -> list[Value]:
             out = []
-            scales = None if self._scales is None else self._scales.load(values, low + at)
+            scales = None if self._scales is None else self._scales[1].load(values, low + at)
             for row, mass in enumerate(masses):
                 score = self._scores.load_vector([row, at]).bitcast("f32")
                 raised = exp(score - tops[row])
@@ -172,7 +173,7 @@ class KvBlock:
         shape, tiling = self._shape, self._tiling
         count, length = tiling.rows, high - low
         sums: list[list[Value]] = [[] for _ in range(count)]
-        for first in range(0, shape.head_dim // LANES, tiling.parts):
+        for first in range(0, shape.value_dim // LANES, tiling.parts):
             offset = first // self._elements.per_load * LANES
             if self._unpacked is None:
                 at = values + offset * shape.capacity + low * LANES

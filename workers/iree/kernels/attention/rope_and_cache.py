@@ -35,6 +35,9 @@ class RopeAndCache:
     """Lanes of a head that are not padding; None is all of them."""
     centred: bool = False
     """The norm of a head is a LayerNorm."""
+    writes: bool = True
+    """Keys and values are written. Otherwise there are only queries, of a layer that reads what another one has
+    written."""
     value_norm: bool = False
     """The values of a head are normed as well, without a weight."""
 
@@ -50,35 +53,20 @@ class RopeAndCache:
 
 
 def rope_and_cache(name: str, kind: RopeAndCache, *, live: bool = False) -> str:
-    """qkv f32 [batch * tokens, (query_heads + 2 kv_heads) * head_dim] (, cos and sin f32 [batch * tokens,
-    rope_dims / 2]), slots int32 [batch], rows int32 [batch, tokens], the layer and their number int32 [2] (, weights of
-    the norms of queries and keys, flat f32), cache (, live i32 [1])
+    """qkv f32 [batch * tokens, query_heads * head_dim + kv_heads * (head_dim + value_dim)] (, cos and sin f32
+    [batch * tokens, rope_dims / 2]), slots int32 [batch], rows int32 [batch, tokens], the layer and their number int32
+    [2] (, weights of the norms of queries and keys, flat f32), cache (, live i32 [1])
     -> packed words [batch * tokens, query_heads * head_dim / per_word] of the queries, scaled, and the cache with keys
-    and values: those of the first `live` rows.
+    and values: those of the first `live` rows. Without `writes` there are only queries, and no cache.
     """
-    kernel = Kernel(name, kind.items)
-    _write_live(kernel, kind, RopeAndCacheItem(kind, kernel, None, None), live=live)
-    return kernel.function()
-
-
-def rope_queries(name: str, kind: RopeAndCache, *, live: bool = False) -> str:
-    """q f32 [batch * tokens, query_heads * head_dim] (, cos and sin f32 [batch * tokens, rope_dims / 2]) (, the weight
-    of the norm of queries, flat f32) (, live i32 [1]) -> packed words [batch * tokens, query_heads * head_dim /
-    per_word] of the queries, scaled: those of the first `live` rows. For layers that attend to the cache of another.
-    """
-    kernel = Kernel(name, kind.items)
-    _write_live(kernel, kind, RopeQueriesItem(kind, kernel), live=live)
-    return kernel.function()
-
-
-def _write_live(kernel: Kernel, kind: RopeAndCache, item: "RopeAndCacheItem", *, live: bool) -> None:
-    """Write the item of a workgroup, if it has live rows."""
-    shape, number = kind.shape, kernel.workgroup
+    kernel, shape = Kernel(name, kind.items), kind.shape
+    code, number, item = kernel.code, kernel.workgroup, RopeAndCacheItem(kind, kernel, None, None)
     if live:
         count = live_rows(kernel.input("live", (1,), "i32"), shape.batch * shape.tokens)
-        kernel.code.when(number * kind.item_tokens < count * shape.kv_heads, lambda: item.write(number))
+        code.when(number * kind.item_tokens < count * shape.kv_heads, lambda: item.write(number))
     else:
         item.write(number)
+    return kernel.function()
 
 
 class RopeAndCacheItem:
@@ -90,10 +78,12 @@ class RopeAndCacheItem:
         shape = kind.shape
         rows, depth = shape.batch * shape.tokens, shape.head_dim
         self._kind, self._code = kind, kernel.code
-        self._levels = kernel.code.allocate((shape.head_dim,), "i8") if shape.bits == 4 else None
+        packed = shape.bits == 4 and kind.writes
+        self._levels = kernel.code.allocate((max(shape.widths),), "i8") if packed else None
         """A row of levels that are to be packed."""
         self._elements = kv_elements(kind.arithmetic, shape.bits)
-        self._qkv = qkv or kernel.input("qkv", (rows, (shape.query_heads + 2 * shape.kv_heads) * depth), "f32")
+        width = shape.qkv_width if kind.writes else shape.query_heads * depth
+        self._qkv = qkv or kernel.input("qkv", (rows, width), "f32")
         angles = ("cos", "sin") if shape.rope_dims else ()
         self._angles = [kernel.input(name, (rows, shape.rope_dims // 2), "f32") for name in angles]
         self.slots = kernel.input("slots", (shape.batch,), "i32")
@@ -103,9 +93,11 @@ class RopeAndCacheItem:
         self._normed_heads = every if kind.head_norm == "all" else one
         """Heads of queries and of keys that are normed together."""
         weights = one if kind.head_norm == "each" else every
-        norms = zip(("q_norm", "k_norm"), weights, strict=True) if kind.head_norm else ()
+        names = ("q_norm", "k_norm") if kind.writes else ("q_norm",)
+        norms = zip(names, weights, strict=False) if kind.head_norm else ()
         self._norms = [kernel.input(name, (count * depth,), "f32") for name, count in norms]
-        self.cache = kernel.in_place("cache", shape.cache, self._elements.element, (math.prod(shape.cache),))
+        cache = (shape.cache, self._elements.element, (math.prod(shape.cache),))
+        self.cache = kernel.in_place("cache", *cache) if kind.writes else None
         self.queries = queries or kernel.output(
             "queries", (rows, shape.query_heads * depth // kind.arithmetic.per_word), "i32"
         )
@@ -113,40 +105,45 @@ class RopeAndCacheItem:
     def write(self, number: Value) -> None:
         """Write the tokens of an item."""
         code, kind, shape = self._code, self._kind, self._kind.shape
-        head, sequence, low = self._place(number)
+        head, rest = number % shape.kv_heads, number // shape.kv_heads
+        blocks = shape.tokens // kind.item_tokens
+        low, sequence = rest % blocks * kind.item_tokens, rest // blocks
         layer, slot = self.layer.load_index([0]), self.slots.load_index([sequence])
-        keys, values = (shape.begin(layer, part, slot, head) for part in range(2))
+        begins = [shape.begin(layer, part, slot, head) for part in range(2)] if kind.writes else []
 
         def token(index: Value) -> None:
             row = sequence * shape.tokens + index
             code.repeat(0, shape.group, lambda query: self._query(row, head, query))
-            position = self.rows.load_index([sequence, index])
-            for elements, lane in self._stored(self._rotated(row, head, 1, None), keys, position, self._elements.k):
-                self._put_keys(keys, elements, lane, position)
-            before = shape.query_heads + shape.kv_heads
-            given = self._values(row, head + before)
-            for elements, lane in self._stored(given, values, position, LANES):
-                self._put_values(values, elements, lane, position)
+            if begins:
+                self._write_cache(begins[0], begins[1], row, head, self.rows.load_index([sequence, index]))
 
         code.repeat(low, low + kind.item_tokens, token)
 
-    def _place(self, number: Value) -> tuple[Value, Value, Value]:
-        """Return the KV head of an item, its sequence, and its first token."""
-        kind, shape = self._kind, self._kind.shape
-        head, rest = number % shape.kv_heads, number // shape.kv_heads
-        blocks = shape.tokens // kind.item_tokens
-        return head, rest // blocks, rest % blocks * kind.item_tokens
+    def _write_cache(self, keys: Value, values: Value, row: Value, head: Value, position: Value) -> None:
+        """Write the key and the value of a KV head, whose keys and values begin at these elements of the cache."""
+        for elements, lane in self._stored(self._rotated(row, head, 1, None), 0, keys, position, self._elements.k):
+            self._put_keys(keys, elements, lane, position)
+        for elements, lane in self._stored(self._values(row, head), 1, values, position, LANES):
+            self._put_values(values, elements, lane, position)
 
-    def _values(self, row: Value, source_head: Value) -> Iterator[tuple[Value, int]]:
-        """Yield vectors of a head's values, each with its first lane, normed if they are."""
-        kind, depth, factor = self._kind, self._kind.shape.head_dim, None
+    def _values(self, row: Value, head: Value) -> Iterator[tuple[Value, int]]:
+        """Yield vectors of a head's value, each with its first lane, normed if values are."""
+        kind, width, factor = self._kind, self._kind.shape.value_dim, None
         if kind.value_norm:
-            start, of = self._column(source_head, 0), kind.values
-            root = inverse_root_mean_square(self._code, self._qkv, [row], depth, kind.eps, LANES, start, of)
+            start, of = self._value_column(head, 0), kind.values
+            root = inverse_root_mean_square(self._code, self._qkv, [row], width, kind.eps, LANES, start, of)
             factor = root.broadcast()
-        for lane in range(0, depth, LANES):
-            value = self._qkv.load_vector([row, self._column(source_head, lane)])
+        for lane in range(0, width, LANES):
+            value = self._qkv.load_vector([row, self._value_column(head, lane)])
             yield value if factor is None else value * factor, lane
+
+    def _value_column(self, head: Value, lane: int) -> Value:
+        """Return the place of a lane of a value among those of a row of queries, keys and values."""
+        shape = self._kind.shape
+        before = shape.query_heads + shape.kv_heads
+        if shape.value_dim == shape.head_dim:
+            return self._column(head + before, lane)
+        return head * shape.value_dim + (before * shape.head_dim + lane)
 
     def _query(self, row: Value, head: Value, number: Value) -> None:
         shape, arithmetic = self._kind.shape, self._kind.arithmetic
@@ -214,10 +211,11 @@ class RopeAndCacheItem:
         return [*halves[0], *halves[1], *passed]
 
     def _stored(
-        self, values: Iterable[tuple[Value, int]], head: Value, row: Value, run: int
+        self, values: Iterable[tuple[Value, int]], kind: int, head: Value, row: Value, run: int
     ) -> Iterator[tuple[Value, int]]:
-        """Yield the elements of a row's float32 vectors, each with its first place in the row. The scale of those that
-        are quantized is stored. Of 4 bits, each run of so many lanes shares elements with the one behind it."""
+        """Yield the elements of the float32 vectors of a key (kind 0) or value (1), each with its first place in the
+        row, of the head that begins at element `head`. The scale of those that are quantized is stored. Of 4 bits, each
+        run of so many lanes shares elements with the one behind it."""
         shape = self._kind.shape
         if not shape.bits:
             for value, lane in values:
@@ -225,19 +223,21 @@ class RopeAndCacheItem:
             return
         row_values, lanes = zip(*values, strict=True)
         quantized = QuantizedRow.of(row_values, shape.bits)
-        Scales(self.cache, shape.levels).store(quantized.scale, head, row)
+        assert self.cache is not None  # it is written
+        Scales(self.cache, shape.levels[kind]).store(quantized.scale, head, row)
         if self._levels is None:
             yield from zip(quantized.levels, lanes, strict=True)
             return
         for levels, lane in zip(quantized.levels, lanes, strict=True):
             self._levels.store(levels, [lane])
         wide = 2 * LANES
-        for lane in range(0, shape.head_dim, wide):
+        for lane in range(0, shape.widths[kind], wide):
             yield pack_pairs(self._levels.load_vector([lane], wide), run), lane // 2
 
     def _put_keys(self, keys: Value, elements: Value, lane: int, row: Value) -> None:
         """Store neighbouring lanes of one row: each packed word goes to another group of 16 rows."""
-        k, depth = self._elements.k, self._kind.shape.lane_elements
+        k, depth = self._elements.k, self._kind.shape.lane_elements[0]
+        assert self.cache is not None  # it is written
         tile, inside = row // LANES, row % LANES
         start = keys + tile * (LANES * depth) + inside * k + lane * LANES
         for word in range(elements.type.lanes // k):
@@ -247,6 +247,7 @@ class RopeAndCacheItem:
     def _put_values(self, values: Value, elements: Value, lane: int, row: Value) -> None:
         """Store 16 lanes of one row: each goes to its place among its neighbours' rows."""
         k, capacity = self._elements.k, self._kind.shape.capacity
+        assert self.cache is not None  # it is written
         word = row // k + lane // LANES * (capacity // k)
         start = values + word * (LANES * k)
         if k == 1:
@@ -256,30 +257,3 @@ class RopeAndCacheItem:
         for i in range(LANES):
             scalar = elements.lane(i)
             self.cache.store(scalar, [start + i * k])
-
-
-class RopeQueriesItem(RopeAndCacheItem):
-    """The memory of `rope_queries`, and the code for an item: its queries alone."""
-
-    def __init__(self, kind: RopeAndCache, kernel: Kernel) -> None:
-        shape = kind.shape
-        rows, width = shape.batch * shape.tokens, shape.query_heads * shape.head_dim
-        self._kind, self._code = kind, kernel.code
-        self._qkv = kernel.input("q", (rows, width), "f32")
-        angles = ("cos", "sin") if shape.rope_dims else ()
-        self._angles = [kernel.input(name, (rows, shape.rope_dims // 2), "f32") for name in angles]
-        together = kind.head_norm == "all"
-        self._normed_heads = (shape.query_heads, 0) if together else (1, 1)
-        weights = shape.head_dim if kind.head_norm == "each" else width
-        self._norms = [kernel.input("q_norm", (weights,), "f32")] if kind.head_norm else []
-        self.queries = kernel.output("queries", (rows, width // kind.arithmetic.per_word), "i32")
-
-    def write(self, number: Value) -> None:
-        """Write the tokens of an item."""
-        shape, (head, sequence, low) = self._kind.shape, self._place(number)
-
-        def token(index: Value) -> None:
-            row = sequence * shape.tokens + index
-            self._code.repeat(0, shape.group, lambda query: self._query(row, head, query))
-
-        self._code.repeat(low, low + self._kind.item_tokens, token)

@@ -18,6 +18,9 @@ CAPACITY_MULTIPLE = 64
 MAX_QUERY_BLOCKS = 8
 """The most query blocks that attend to a KV block before the next one: their partial results stay in L1."""
 
+STATE_BYTES = 192 << 10
+"""The most memory of the softmax states of an item: a kernel has 256 KiB for all that it allocates."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
@@ -25,7 +28,7 @@ class AttentionShape:
 
     A slot's keys are packed [capacity / 16, head_dim / k, 16, k], its values [head_dim / 16, capacity / k, 16, k].
     Where they are quantized, scales follow, float32 [capacity]; of 4 bits, two levels share an element, and `head_dim`
-    is half as much here.
+    is half as much here. Where keys and values are of different widths, the narrower leave the end of a head unused.
     """
 
     layers: int
@@ -33,6 +36,7 @@ class AttentionShape:
     query_heads: int
     kv_heads: int
     head_dim: int
+    """Lanes of a query, of a key and, unless `value_width` is set, of a value."""
     capacity: int
     """Rows of a slot."""
     attended: int
@@ -46,21 +50,40 @@ class AttentionShape:
     """Lanes of a head that RoPE rotates, the first ones; 0 where a layer has no positions."""
     bits: int = 0
     """Bits of the levels of keys and values, which have scales; 0 is numbers of the model's type."""
+    value_width: int = 0
+    """Lanes of a value; 0 is `head_dim`."""
 
     @property
-    def lane_elements(self) -> int:
-        """Elements of a row of a head, without its scale."""
-        return self.head_dim // 2 if self.bits == 4 else self.head_dim
+    def widths(self) -> tuple[int, int]:
+        """Lanes of a key and of a value."""
+        return self.head_dim, self.value_width or self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Lanes of a value."""
+        return self.widths[1]
+
+    @property
+    def qkv_width(self) -> int:
+        """Values of a row of queries, keys and values of all heads."""
+        return self.query_heads * self.head_dim + self.kv_heads * sum(self.widths)
+
+    @property
+    def lane_elements(self) -> tuple[int, int]:
+        """Elements of a key and of a value, without the scale."""
+        keys, values = self.widths
+        return (keys // 2, values // 2) if self.bits == 4 else (keys, values)
 
     @property
     def row_width(self) -> int:
-        """Elements of a row of a head."""
-        return self.lane_elements + (SCALE_BYTES if self.bits else 0)
+        """Elements of a row of a head: of the wider of key and value."""
+        return max(self.lane_elements) + (SCALE_BYTES if self.bits else 0)
 
     @property
-    def levels(self) -> int:
-        """Elements of a head of a slot, without scales."""
-        return self.capacity * self.lane_elements
+    def levels(self) -> tuple[int, int]:
+        """Elements of the keys and of the values of a head of a slot, without scales."""
+        keys, values = self.lane_elements
+        return self.capacity * keys, self.capacity * values
 
     @property
     def group(self) -> int:
@@ -97,7 +120,7 @@ class AttentionTiling:
         tiles = next(n for n in (4, 2, 1) if n * block <= most)
         # A load of levels of 4 bits has two vectors of lanes.
         counts = (4, 2) if shape.bits == 4 else (4, 2, 1)
-        parts = next(n for n in counts if n * block <= most and shape.head_dim // LANES % n == 0)
+        parts = next(n for n in counts if n * block <= most and shape.value_dim // LANES % n == 0)
         return cls(block, tiles, parts)
 
     @property
@@ -140,7 +163,9 @@ class Attention:
     def item_blocks(self) -> int:
         """Query blocks of an item: fewer than all where there would be less work than threads."""
         items = self.shape.kv_heads * self.shape.batch
-        return min(MAX_QUERY_BLOCKS, -(-self.blocks // min(self.blocks, -(-2 * self.threads // items))))
+        state = 4 * self.tiling.rows * SoftmaxState.width(self.shape.value_dim)
+        most = max(1, min(MAX_QUERY_BLOCKS, STATE_BYTES // state))
+        return min(most, -(-self.blocks // min(self.blocks, -(-2 * self.threads // items))))
 
     @property
     def kv_blocks(self) -> int:
@@ -151,7 +176,7 @@ class Attention:
     def partials_shape(self) -> tuple[int, int, int]:
         """The `SoftmaxState` of each query head and KV block, where threads share a context: float32."""
         rows = self.shape.batch * self.shape.query_heads
-        return (rows, self.kv_blocks, SoftmaxState.width(self.shape.head_dim))
+        return (rows, self.kv_blocks, SoftmaxState.width(self.shape.value_dim))
 
     @property
     def partitions(self) -> int:

@@ -16,20 +16,20 @@ class UnpackedBlock:
     def __init__(self, code: Code, kind: Attention, cache: Memory) -> None:
         self._code, self._shape, self._cache = code, kind.shape, cache
         self._elements = kind.elements
-        size = KV_BLOCK * kind.shape.head_dim
-        self.keys, self.values = (code.allocate((size,), kind.arithmetic.element) for _ in range(2))
+        sizes = [KV_BLOCK * width for width in kind.shape.widths]
+        self.keys, self.values = (code.allocate((size,), kind.arithmetic.element) for size in sizes)
 
     @staticmethod
     def pays(kind: Attention) -> bool:
         """Return whether several query blocks read what is converted, into pairs of which a level takes two bytes, and
         it fits into the stack."""
-        fits = kind.shape.head_dim <= MAX_HEAD_DIM
+        fits = max(kind.shape.widths) <= MAX_HEAD_DIM
         return kind.shape.bits != 0 and kind.item_blocks > 1 and kind.arithmetic.per_word == 2 and fits
 
     def write(self, keys: Value, values: Value, low: Value, high: Value) -> None:
         """Convert positions `low` .. `high` of the head whose keys and values begin at these elements of the cache."""
         elements, shape = self._elements, self._shape
-        size, depth = LANES * elements.k, shape.lane_elements
+        size, (depth, value_depth) = LANES * elements.k, shape.lane_elements
 
         def tile(position: Value) -> None:
             source, target = keys + position * depth, (position - low) * shape.head_dim
@@ -37,7 +37,7 @@ class UnpackedBlock:
                 self._convert(source + load * size, self.keys, target + load * (size * elements.per_load), size)
 
         self._code.repeat(low, high, tile, LANES)
-        for group in range(depth // LANES):
+        for group in range(value_depth // LANES):
             source = values + group * LANES * shape.capacity
             target = group * elements.per_load * LANES * KV_BLOCK
 

@@ -1,5 +1,6 @@
 """RoPE, cache writes and attention against numpy, and the same bits whatever rows stand beside a row."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,39 +21,50 @@ class Attended:
     """Some sequences in a cache: placed row by row with the kernel, and in plain float32 beside it."""
 
     def __init__(
-        self, run: Run, arithmetic: Arithmetic, *, eps: float | None, bits: int = 0, depth: int = 32, queries: int = 4
+        self,
+        run: Run,
+        arithmetic: Arithmetic,
+        *,
+        eps: float | None,
+        bits: int = 0,
+        depth: int = 32,
+        queries: int = 4,
+        values: int = 0,
     ) -> None:
         self.run, self.arithmetic, self.eps, self.bits = run, arithmetic, eps, bits
         self.lengths = {1: 300, 2: 3}
-        self.depth, self.queries, self.heads = depth, queries, 2
+        self.depth, self.values, self.queries, self.heads = depth, values or depth, queries, 2
         self.capacity = 6 * CAPACITY_MULTIPLE
         self.norms = [random(self.depth, seed=8), random(self.depth, seed=9)]
         kind = np.int8 if bits else NUMPY[arithmetic.element]
         self.cache = np.zeros(self.shape_of(1, 1).cache, kind)
-        self.qkv = {
-            slot: random(n, self.queries + 2 * self.heads, self.depth, seed=slot) for slot, n in self.lengths.items()
-        }
+        self.qkv = {slot: random(n, self.shape_of(1, 1).qkv_width, seed=slot) for slot, n in self.lengths.items()}
 
     def shape_of(self, batch: int, tokens: int) -> AttentionShape:
         return AttentionShape(
             layers=2, slots=3, query_heads=self.queries, kv_heads=self.heads, head_dim=self.depth,
             capacity=self.capacity, attended=self.capacity - CAPACITY_MULTIPLE, batch=batch, tokens=tokens, scale=0.5,
-            rope_dims=self.depth, bits=self.bits,
+            rope_dims=self.depth, bits=self.bits, value_width=self.values,
         )  # fmt: skip
 
     def angles(self, rows: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         angle = rows.reshape(-1, 1) * np.linspace(1.0, 0.01, self.depth // 2)
         return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
-    def place(self, slots: list[int], rows: NDArray[np.int32]) -> NDArray[np.int32]:
+    def place(self, slots: list[int], rows: NDArray[np.int32], *, writes: bool = True) -> NDArray[np.int32]:
         batch, tokens = rows.shape
         qkv = np.concatenate([self.qkv[slot][at % self.lengths[slot]] for slot, at in zip(slots, rows, strict=True)])
         kind = RopeAndCache(
             self.shape_of(batch, tokens), self.arithmetic, self.eps or 0.0, "each" if self.eps else None
         )
         norms, layer = self.norms if self.eps is not None else [], np.array([1, 2], np.int32)
-        operands = (*self.angles(rows), np.array(slots, np.int32), rows, layer, *norms, self.cache)
-        q, cache = self.run(rope_and_cache("rope_and_cache", kind), qkv.reshape(len(qkv), -1), *operands)
+        operands = (*self.angles(rows), np.array(slots, np.int32), rows, layer, *norms)
+        if not writes:
+            kind = replace(kind, writes=False)
+            qkv = np.ascontiguousarray(qkv[:, : self.queries * self.depth])
+            (q,) = self.run(rope_and_cache("rope_and_cache", kind), qkv, *operands)
+            return q.reshape(batch * tokens, -1)
+        q, cache = self.run(rope_and_cache("rope_and_cache", kind), qkv, *operands, self.cache)
         self.cache = cache.view(self.cache.dtype)
         return q.reshape(batch * tokens, -1)
 
@@ -66,7 +78,7 @@ class Attended:
             (out,) = self.run(merge_attention("merge", kind), sums, rows)
         else:
             (out,) = self.run(attention("attention", kind), *operands)
-        return floats(out, self.queries * self.depth, self.arithmetic)
+        return floats(out, self.queries * self.values, self.arithmetic)
 
     def stored(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """Round keys or values, [rows, heads, depth], as the cache stores them."""
@@ -87,10 +99,13 @@ class Attended:
             a, b = x[..., :half], x[..., half:]
             return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
-        qkv = self.qkv[slot][: row + 1]
-        q = turned(qkv[:, : self.queries], self.norms[0])[row] * 0.5
-        k = self.stored(turned(qkv[:, self.queries : self.queries + self.heads], self.norms[1]))
-        v = self.stored(qkv[:, self.queries + self.heads :])
+        at = (self.queries * self.depth, (self.queries + self.heads) * self.depth)
+        given = np.split(self.qkv[slot][: row + 1], at, axis=1)
+        widths = (self.depth, self.depth, self.values)
+        queries, keys, values = (x.reshape(row + 1, -1, width) for x, width in zip(given, widths, strict=True))
+        q = turned(queries, self.norms[0])[row] * 0.5
+        k = self.stored(turned(keys, self.norms[1]))
+        v = self.stored(values)
         out = []
         for head in range(self.queries):
             shared = head // (self.queries // self.heads)
@@ -170,6 +185,24 @@ def test_levels_of_wide_heads_fit_into_the_stack(run: Run, arithmetic: Arithmeti
     assert UnpackedBlock.pays(kind) == (depth == MAX_HEAD_DIM)
     out = held.attend(held.place([1], rows), [1], rows)
     np.testing.assert_allclose(out[7], held.expected(1, 7), atol=TOLERANCE[arithmetic.element] * 4)
+
+
+UNEQUAL = {"narrow-f32": (0, 64, 32, 0), "narrow-int4": (2, 64, 32, 4), "wide-int8": (2, 48, 80, 8)}
+
+
+@pytest.mark.parametrize(("arithmetic", "depth", "values", "bits"), list(UNEQUAL.values()), ids=list(UNEQUAL))
+def test_values_may_have_another_width_than_keys(run: Run, arithmetic: int, depth: int, values: int, bits: int) -> None:
+    kind: Any = ARITHMETICS[arithmetic].values[0]
+    held = Attended(run, kind, eps=None, bits=bits, depth=depth, values=values)
+    prompt = np.arange(300, dtype=np.int32)[None]
+    q = held.place([1], prompt)
+    np.testing.assert_array_equal(held.place([1], prompt, writes=False), q)
+    out = held.attend(q, [1], prompt)
+    for row in (0, 127, 128, 299):
+        np.testing.assert_allclose(out[row], held.expected(1, row), atol=TOLERANCE[kind.element] * 4)
+    rows, slots = np.full((3, 1), 299, np.int32), [1] * 3
+    shared = held.attend(held.place(slots, rows), slots, rows, threads=3)
+    np.testing.assert_array_equal(shared, np.repeat(out[299:], 3, axis=0))
 
 
 def test_padding_rows_widen_no_window(run: Run) -> None:
