@@ -1,11 +1,11 @@
-"""Estimates the memory of a checkpoint's weights from the headers of its files."""
+"""Estimates the memory of a checkpoint's weights from the headers of its files, and that of keys and values."""
 
 import math
 
-from workers.checkpoints.architectures.config import WeightDtype
+from workers.checkpoints.architectures.config import ModelConfig, WeightDtype
 from workers.checkpoints.architectures.tensors import MTP_LAYERS
 from workers.checkpoints.weights import Weights
-from workers.precision import Quantize
+from workers.precision import KvDtype, Quantize, head_row_bytes
 
 QUANTIZED_GROUP = 64
 """Group size of the matrices that `--quantize` makes; that of IREE may be smaller."""
@@ -30,3 +30,15 @@ def weight_bytes(weights: Weights, kind: WeightDtype, quantize: Quantize, *, mtp
         scale = 4 if own is not None and (own.zero != "bias" or own.scales != kind) else itemsize
         total += math.prod(shape) * (itemsize if bits is None else bits / 8 + 2 * scale / group)
     return int(total)
+
+
+def kv_row_bytes(config: ModelConfig, item_bytes: int, kv_dtype: KvDtype) -> int:
+    """Return the bytes of the keys and values of one token in all layers, where a number of the model has so many."""
+    return sum(sum(layer_row_bytes(config, layer, item_bytes, kv_dtype)) for layer in config.kv_owners)
+
+
+def layer_row_bytes(config: ModelConfig, layer: int, item_bytes: int, kv_dtype: KvDtype) -> tuple[int, int]:
+    """Return the bytes of the keys and of the values of one token in a layer."""
+    shape = config.kv_shape(layer)
+    keys, values = (head_row_bytes(width, item_bytes, kv_dtype) for width in (shape.key_width, shape.value_width))
+    return shape.heads * keys, shape.heads * values

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
-from workers.checkpoints.kv_size import kv_row_bytes, layer_row_bytes
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
-from workers.checkpoints.weight_size import weight_bytes
+from workers.checkpoints.weight_size import kv_row_bytes, layer_row_bytes, weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
     AttentionReader,

@@ -8,9 +8,8 @@ from typing import Literal
 from protocol.bounds import MAX_COUNT
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
-from workers.checkpoints.kv_size import kv_row_bytes
 from workers.checkpoints.lone_config import LoneConfig
-from workers.checkpoints.weight_size import ITEM_BYTES, weight_bytes
+from workers.checkpoints.weight_size import ITEM_BYTES, kv_row_bytes, weight_bytes
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model.state_versions import state_versions

@@ -65,7 +65,8 @@ def test_a_graph_that_cannot_be_traced_is_an_error_and_the_next_one_is_not(recip
 
 def test_another_model_than_was_asked_for_is_refused(recipe: Recipe) -> None:
     builder = Builder(recipe)
-    builder.plan = replace(builder.plan, cache=replace(builder.plan.cache, slots=3))
+    groups = tuple(replace(group, slots=3) for group in builder.plan.cache.groups)
+    builder.plan = replace(builder.plan, cache=replace(builder.plan.cache, groups=groups))
     with builder.process(parallel=1) as process:
         process.request(COPY)
         with pytest.raises(CompileError, match=r"config\.json or this program changed"):

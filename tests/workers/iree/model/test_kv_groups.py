@@ -17,7 +17,7 @@ from tests.workers.iree.conftest import Load
 from workers.checkpoints.architectures.parts import KvShape, LayerConfig
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
-from workers.checkpoints.kv_size import kv_row_bytes
+from workers.checkpoints.weight_size import kv_row_bytes
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.model.kv_layout import CacheLayout
 from workers.iree.runner import IreeRunner
