@@ -23,14 +23,14 @@ WINDOW = {"sliding_window": 9}
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything at once, in as few layers as have it: a layer of each kind, and one of each that reads its rows."""
     return make_checkpoint(tmp_path_factory.mktemp("gemma4"), "gemma4_text", layers=4, fields=ALL | WINDOW)
 
 
 @pytest.fixture(scope="module")
-def loaded(load: Load, checkpoint: Path) -> Iterator[IreeRunner]:
-    runner = load(checkpoint, dtype="bfloat16", quantize="int8", kv_dtype="int8")
+def loaded(load: Load, gemma4: Path) -> Iterator[IreeRunner]:
+    runner = load(gemma4, dtype="bfloat16", quantize="int8", kv_dtype="int8")
     fetch_all(runner, "decode_1")
     yield runner
     runner.close()
@@ -49,14 +49,14 @@ def test_gates(loaded: IreeRunner) -> None:
     assert run_prefix_gate(made).hits > 0
 
 
-def test_rows_of_embeddings_are_refused(load: Load, checkpoint: Path) -> None:
+def test_rows_of_embeddings_are_refused(load: Load, gemma4: Path) -> None:
     with pytest.raises(LoadRefused, match=r"embeddings: .*hidden_size_per_layer_input"):
-        load(checkpoint, embeddings=True)
+        load(gemma4, embeddings=True)
 
 
-def test_experts_are_refused_on_gpus(load: Load, checkpoint: Path) -> None:
+def test_experts_are_refused_on_gpus(load: Load, gemma4: Path) -> None:
     with pytest.raises(CheckpointError, match="experts of gemma4_text run on CPUs only"):
-        load_generic(load, checkpoint)
+        load_generic(load, gemma4)
 
 
 @pytest.mark.exhaustive

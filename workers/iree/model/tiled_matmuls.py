@@ -203,7 +203,8 @@ class TiledMatmuls:
         logits = self.linear(x if routed is None else routed, router, m.experts.count, None, live)
         chosen, weights = call(choose, (words(m.rows, per), floats(m.rows, per)), logits, live)
         if scales is not None:
-            weights = weights * scales[chosen]
+            # Within bounds, which IREE does not check: those of padding rows may be anything.
+            weights = weights * scales[jnp.clip(chosen, 0, m.experts.count - 1)]
         groups = call(grouped, lists, chosen, live)
         mixed = self._experts_up(m, x, up, groups, config.activation, live)
         added = self._experts_down(m, mixed, down, groups, live)
