@@ -47,8 +47,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3_text": {"family": "gemma3_text", "hidden": 80, "fields": {"sliding_window": 9}},
-    "gemma4_text": {"family": "gemma4_text", "layers": 6, "fields": GEMMA4_ALL | {"sliding_window": 9}},
-    "gemma4-small": {"family": "gemma4_text", "layers": 4, "fields": {"sliding_window": 9}},
+    "gemma4_text": {"family": "gemma4_text", "layers": 4, "fields": GEMMA4_ALL | {"sliding_window": 9}},
+    "gemma4-small": {"family": "gemma4_text", "layers": 4, "fields": {"sliding_window": 9, "attention_k_eq_v": True}},
     "gemma4-dense": {"family": "gemma4_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
     "gemma4-experts": {"family": "gemma4_text", "tied": False, "fields": GEMMA4_EXPERTS | {"sliding_window": 9}},
     "gemma4_unified_text": {"family": "gemma4_unified_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
@@ -113,23 +113,32 @@ DEEPER = 4
 NAMED = {case["family"] for case in (*CASES.values(), *conftest.CASES.values())}
 CASES |= {family: {"family": family, "layers": DEEPER} for family in FAMILIES if family not in NAMED}
 CASES |= {name: dict(case) for name, case in UNEVEN.items()}
-KNOWN = {("iree", "seed_oss")}
-"""Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
+KNOWN = {("iree", "seed_oss"), ("iree", "gemma4_text")}
+"""The graphs of the first are those of qwen2, which tests/reference/test_logits.py has; tests/workers/iree/test_gemma4.py
+compares those of the second."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
 KERNELS = ("starcoder2-uneven", "gpt_neox-uneven", "cohere-uneven-8-bit", "qwen2_moe-8-bit")
 """The cases of `DENSE` and `MIXTURES` whose graphs are compiled: between them they have every operation of the
 others."""
-GEMMA4 = ("gemma4-small", "gemma4-dense", "gemma4-experts", "gemma4_unified_text")
-"""Gemma 4's models; the case `gemma4_text` has what they have, all at once."""
+ON_MLX = ("gemma4-dense", "gemma4-experts", "gemma4_unified_text")
+"""Gemma 4's models, which mlx-lm has in one module. In IREE's graphs the case `gemma4_text` has all of them at once."""
 IN_JAX = [
-    case for case in CASES if case in GEMMA4 or (CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS)
+    case
+    for case in CASES
+    if case == "gemma4-small" or (CASES[case]["family"] in (*DENSE, *MIXTURES) and case not in KERNELS)
 ]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
 """mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""
 PAIRS = [
-    *((backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN and case not in IN_JAX),
+    *(
+        (backend, case)
+        for case in CASES
+        for backend in BACKENDS
+        if (backend, case) not in KNOWN and case not in (*IN_JAX, *ON_MLX)
+    ),
+    *(("mlx", case) for case in ON_MLX),
     PLAIN,
     *(("mlx", case) for case in IN_JAX if case not in WITHOUT_MLX),
 ]
@@ -165,7 +174,9 @@ def test_greedy_tokens(pair: Pair) -> None:
     assert len(set(tokens)) >= 3
 
 
-@pytest.mark.parametrize("case", IN_JAX)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.exhaustive] if case == "gemma4-small" else ()) for case in IN_JAX]
+)
 def test_graphs_in_jax(torch: Any, tmp_path: Path, case: str) -> None:
     path = make_checkpoint(tmp_path, **CASES[case])
     actual, expected = JaxGraphs(path, CONTEXT).logits(Chunk(0, TOKENS, 0, 0)), Reference(path).logits(TOKENS)

@@ -1,10 +1,11 @@
 """Gemma 4 on IREE: two shapes of keys and values, layers that read those of others, embeddings of each layer, and
-experts beside the MLP, with quantized weights and a quantized cache."""
+experts beside the MLP."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
@@ -12,10 +13,11 @@ from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.reference.gemma4_layers import ALL, DENSE
 from tests.workers.iree.conftest import Load, fetch_all
-from tests.workers.iree.test_gate import check_logits
+from tests.workers.iree.test_gate import GREEDY, TOKENS, check_logits
 from tests.workers.iree.test_generic import load_generic
 from tests.workers.iree.test_hybrid import Kept
 from workers.checkpoints.checkpoint import CheckpointError
+from workers.engine.runner import Chunk, DecodeRow
 from workers.errors import LoadRefused
 from workers.iree.runner import IreeRunner
 
@@ -30,7 +32,7 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(load: Load, gemma4: Path) -> Iterator[IreeRunner]:
-    runner = load(gemma4, dtype="bfloat16", quantize="int8", kv_dtype="int8")
+    runner = load(gemma4)
     fetch_all(runner, "decode_1")
     yield runner
     runner.close()
@@ -38,8 +40,22 @@ def loaded(load: Load, gemma4: Path) -> Iterator[IreeRunner]:
 
 def test_logits_are_bitwise_identical(loaded: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.capabilities.exact_rows
-    assert loaded.capabilities.quantization == "int8"
     check_logits(loaded, monkeypatch)
+
+
+@pytest.mark.reference
+def test_logits_are_those_of_transformers(loaded: IreeRunner, gemma4: Path) -> None:
+    pytest.importorskip("torch", reason="the reference needs torch: pip install -e '.[reference]'")
+    from tests.reference.conftest import Reference
+
+    expected, rows = Reference(gemma4).logits(TOKENS[:40]), []
+    loaded.reset(0)
+    loaded.prefill([Chunk(0, TOKENS[:33], 0, 0)], [None])
+    assert expected.std() > 0.3
+    np.testing.assert_allclose(loaded.logits(Chunk(1, TOKENS[:40], 0, 0)), expected, atol=2e-4)
+    for at in range(33, 40):
+        rows += loaded.decode([DecodeRow(0, TOKENS[at], at, at, GREEDY)])
+    assert rows == expected[33:].argmax(-1).tolist()
 
 
 def test_gates(loaded: IreeRunner) -> None:
@@ -73,10 +89,11 @@ def test_gate_on_gpus(load: Load, tmp_path: Path, fields: dict[str, Any]) -> Non
     ("fields", "options"),
     [
         (ALL, {"dtype": "float32", "kv_dtype": "int4"}),
+        (ALL, {"dtype": "bfloat16", "quantize": "int8", "kv_dtype": "int8"}),
         (ALL, {"dtype": "bfloat16", "quantize": "int4"}),
         (DENSE, {"dtype": "bfloat16", "kv_dtype": "int8", "cpu": "avx2"}),
     ],
-    ids=["float32", "int4", "avx2"],
+    ids=["float32", "int8", "int4", "avx2"],
 )
 def test_gates_of_others(load: Load, tmp_path: Path, fields: dict[str, Any], options: dict[str, Any]) -> None:
     """Heads are of lanes that levels of 4 bits fill."""

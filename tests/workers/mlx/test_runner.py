@@ -42,7 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "granite": {"family": "granite", "dtype": "bfloat16"},
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3": {"family": "gemma3_text", "fields": {"sliding_window": 9}, "dtype": "bfloat16"},
-    "gemma4": {"family": "gemma4_text", "layers": 6, "fields": GEMMA4_ALL | {"sliding_window": 9}, "dtype": "bfloat16"},
+    "gemma4": {"family": "gemma4_text", "layers": 4, "fields": GEMMA4_ALL | {"sliding_window": 9}, "dtype": "bfloat16"},
     "qwen3-moe": {"family": "qwen3_moe", "tied": False},
     "mixtral": {"family": "mixtral", "tied": False},
     "phi": {"family": "phi", "tied": False, "dtype": "bfloat16"},
