@@ -114,7 +114,7 @@ NAMED = {case["family"] for case in (*CASES.values(), *conftest.CASES.values())}
 CASES |= {family: {"family": family, "layers": DEEPER} for family in FAMILIES if family not in NAMED}
 CASES |= {name: dict(case) for name, case in UNEVEN.items()}
 KNOWN = {("iree", "seed_oss"), ("iree", "gemma4_text")}
-"""The graphs of the first are those of qwen2, which tests/reference/test_logits.py has; tests/workers/iree/test_gemma4.py
+"""The graphs of the first are those of qwen2 (tests/reference/test_logits.py). tests/workers/iree/model/test_gemma4.py
 compares those of the second."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""

@@ -15,7 +15,7 @@ PERIOD = 6
 """Every sixth layer has no attention window, unless config.json lists them."""
 LOCAL_ROPE = "rope_local_base_freq"
 SHAPE = ("head_dim", "num_key_value_heads")
-"""What `per_layer_config` may state of a layer."""
+"""Fields that `per_layer_config` may state of a layer."""
 
 
 def windowed(fields: Fields, layers: int) -> tuple[bool, ...]:

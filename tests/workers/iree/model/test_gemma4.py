@@ -33,7 +33,6 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def loaded(load: Load, gemma4: Path) -> Iterator[IreeRunner]:
     runner = load(gemma4)
-    fetch_all(runner, "decode_1")
     yield runner
     runner.close()
 
@@ -98,4 +97,6 @@ def test_gate_on_gpus(load: Load, tmp_path: Path, fields: dict[str, Any]) -> Non
 def test_gates_of_others(load: Load, tmp_path: Path, fields: dict[str, Any], options: dict[str, Any]) -> None:
     """Heads are of lanes that levels of 4 bits fill."""
     path = make_checkpoint(tmp_path / "model", "gemma4_text", layers=4, head_dim=32, fields=fields | WINDOW)
-    assert run_gate(lambda: load(path, **options), requests=32, max_tokens=20, speculates=True).accepted > 0
+    runner = load(path, **options)
+    fetch_all(runner, "decode_1", "decode_4")
+    assert run_gate(lambda: runner, requests=32, max_tokens=20, speculates=True).accepted > 0
