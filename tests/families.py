@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference import dense_layers, latent_layers, mamba_layers
+from tests.reference import dense_layers, gemma4_layers, latent_layers, mamba_layers
 
 Tensors = dict[str, NDArray[Any]]
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]
@@ -282,6 +282,8 @@ class Traits:
     mlp: Mlp = dense
     layer: Callable[[Mapping[str, Any], int, RandomWeights], NamedTensors] | None = None
     """The tensors of a layer, where they are not like Llama's: `norms`, `head_norm` and `mlp` do not matter then."""
+    beside: Callable[[Mapping[str, Any], RandomWeights], NamedTensors] | None = None
+    """Further tensors outside of layers."""
     names: tuple[str, str, str, str] = ("model.embed_tokens", "model.layers.", "model.norm", "lm_head")
     """The embedding, what the names of layers begin with, the last norm, and the head."""
     norm_weight: bool = True
@@ -414,6 +416,21 @@ FAMILIES: Mapping[str, Traits] = {
         norms=AROUND,
         centred_norms=True,
         head_norm="each",
+    ),
+    "gemma4_text": Traits(
+        "Gemma4ForCausalLM",
+        gemma4_layers.fields,
+        optional_bias=False,
+        layer=gemma4_layers.layer,
+        beside=gemma4_layers.beside_layers,
+        without=("rope_theta",),
+    ),
+    "gemma4_unified_text": Traits(
+        "Gemma4UnifiedForCausalLM",
+        lambda layers: dict(gemma4_layers.fields(layers)) | {"hidden_size_per_layer_input": 0},
+        optional_bias=False,
+        layer=gemma4_layers.layer,
+        without=("rope_theta",),
     ),
     "granite": Traits(
         "GraniteForCausalLM",
@@ -818,6 +835,8 @@ def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generato
         tensors[f"{head}.weight"] = weights.matrix(vocab, hidden, 2.0) * mask
     for layer in range(config["num_hidden_layers"]):
         tensors |= {f"{layers}{layer}.{name}": tensor for name, tensor in _layer(traits, config, layer, weights)}
+    if traits.beside is not None:
+        tensors |= dict(traits.beside(config, weights))
     if traits.norm_weight:
         tensors[f"{norm}.weight"] = weights.norm(hidden)
     if traits.norm_bias:

@@ -34,11 +34,16 @@ class OpsWithExperts(PlainOps):
         gate: jax.Array | None = None,
         bias: jax.Array | None = None,
         biases: ExpertBiases | None = None,
+        *,
+        read: jax.Array | None = None,
+        scales: jax.Array | None = None,
     ) -> jax.Array:
         mixture = config.experts
         assert mixture is not None
-        logits = self.linear(x, router, mixture.count, None if biases is None else biases.router)
+        rows = x if read is None else read
+        logits = self.linear(rows, router, mixture.count, None if biases is None else biases.router)
         chosen, weights = routed(jnp, logits, mixture, bias)
+        weights = weights if scales is None else weights * scales[chosen]
         ups, downs = up.reshape(mixture.count, -1, x.shape[1]), down.reshape(mixture.count, -1, mixture.ffn)
         each = [self._expert(x, ups[e], downs[e], config, e, biases) for e in range(mixture.count)]
         mixed = jnp.take_along_axis(jnp.stack(each, axis=1), chosen[:, :, None], axis=1)

@@ -15,6 +15,9 @@ from tests.checkpoints import make_checkpoint
 from tests.families import DENSE, FAMILIES, LATENT, MIXTURES
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
+from tests.reference.gemma4_layers import ALL as GEMMA4_ALL
+from tests.reference.gemma4_layers import DENSE as GEMMA4_DENSE
+from tests.reference.gemma4_layers import EXPERTS as GEMMA4_EXPERTS
 from tests.reference.jax_graphs import JaxGraphs
 from tests.sampled import sampled
 from tests.uneven import UNEVEN
@@ -55,6 +58,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3_text": {"family": "gemma3_text", "hidden": 80, "fields": {"sliding_window": 9}},
+    "gemma4_text": {"family": "gemma4_text", "layers": 4, "fields": GEMMA4_ALL | {"sliding_window": 9}},
+    "gemma4-small": {"family": "gemma4_text", "layers": 4, "fields": {"sliding_window": 9, "attention_k_eq_v": True}},
+    "gemma4-dense": {"family": "gemma4_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
+    "gemma4-experts": {"family": "gemma4_text", "tied": False, "fields": GEMMA4_EXPERTS | {"sliding_window": 9}},
+    "gemma4_unified_text": {"family": "gemma4_unified_text", "fields": GEMMA4_DENSE | {"sliding_window": 9}},
     "granite": {"family": "granite", "tied": False},
     "granite-4-bit": {"family": "granite", "quantized_bits": 4},
     "granite-8-bit": {"family": "granite", "quantized_bits": 8, "group_size": 64},
@@ -146,8 +154,9 @@ DEEPER = 4
 NAMED = {case["family"] for case in (*CASES.values(), *conftest.CASES.values())}
 CASES |= {family: {"family": family, "layers": DEEPER} for family in FAMILIES if family not in NAMED}
 CASES |= {name: dict(case) for name, case in UNEVEN.items()}
-KNOWN = {("iree", "seed_oss")}
-"""Its graphs are those of qwen2, which tests/reference/test_logits.py has."""
+KNOWN = {("iree", "seed_oss"), ("iree", "gemma4_text")}
+"""The graphs of the first are those of qwen2 (tests/reference/test_logits.py). tests/workers/iree/model/test_gemma4.py
+compares those of the second."""
 PLAIN = ("generic", "granite")
 """Multipliers in the graphs that GPUs run, which other operations make."""
 KERNELS = (
@@ -160,13 +169,23 @@ KERNELS = (
 )
 """The cases of `DENSE`, `MIXTURES` and `LATENT` whose graphs are compiled: between them they have every operation of
 the others."""
+ON_MLX = ("gemma4-dense", "gemma4-experts", "gemma4_unified_text")
+"""Gemma 4's models, which mlx-lm has in one module. In IREE's graphs the case `gemma4_text` has all of them at once."""
 JAX_FAMILIES = (*DENSE, *MIXTURES, *LATENT, "nemotron_h")
-IN_JAX = [case for case in CASES if CASES[case]["family"] in JAX_FAMILIES and case not in KERNELS]
+IN_JAX = [
+    case for case in CASES if case == "gemma4-small" or (CASES[case]["family"] in JAX_FAMILIES and case not in KERNELS)
+]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
 """mlx-lm has no Falcon, and experts in every layer of Qwen2-MoE."""
 PAIRS = [
-    *((backend, case) for case in CASES for backend in BACKENDS if (backend, case) not in KNOWN and case not in IN_JAX),
+    *(
+        (backend, case)
+        for case in CASES
+        for backend in BACKENDS
+        if (backend, case) not in KNOWN and case not in (*IN_JAX, *ON_MLX)
+    ),
+    *(("mlx", case) for case in ON_MLX),
     PLAIN,
     *(("mlx", case) for case in IN_JAX if case not in WITHOUT_MLX),
 ]
@@ -209,7 +228,13 @@ def test_greedy_tokens(pair: Pair) -> None:
     assert len(set(tokens)) >= 3
 
 
-@pytest.mark.parametrize("case", [*IN_JAX, "gpt_oss"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.exhaustive] if case == "gemma4-small" else ())
+        for case in (*IN_JAX, "gpt_oss")
+    ],
+)
 def test_graphs_in_jax(torch: Any, tmp_path: Path, case: str) -> None:
     path = make_checkpoint(tmp_path, **CASES[case])
     actual, expected = JaxGraphs(path, CONTEXT).logits(Chunk(0, TOKENS, 0, 0)), Reference(path).logits(TOKENS)

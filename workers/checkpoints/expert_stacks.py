@@ -14,7 +14,7 @@ StackLayout = Literal["halves", "interleaved"]
 the latter are transposed, and have biases."""
 MXFP4 = ("_blocks", "_scales")
 """Endings of stacks in MXFP4: codes [experts, outputs, groups, 16] and scales [experts, outputs, groups]."""
-_MLX = re.compile(r"(.+\.)switch_mlp\.(gate_proj|up_proj|down_proj)\.weight")
+_MLX = re.compile(r"(.+\.)(?:switch_mlp|experts\.switch_glu)\.(gate_proj|up_proj|down_proj)\.weight")
 _HALVES = re.compile(
     r"(.+\.)(?:experts\.(gate_up_proj|down_proj)|(?<=block_sparse_moe\.)(input_linear|output_linear)\.weight)"
 )

@@ -34,6 +34,7 @@ from workers.mlx.modules.dense_parts import (
     rotate_where_positions,
     separate_head,
 )
+from workers.mlx.modules.gemma4_parts import GeluExperts, PlainNn, gemma4_fields, plain_geglu
 from workers.mlx.modules.latent import MiniCpm3Args, SlotLatentAttention, adjust_minicpm3, set_scales
 from workers.mlx.modules.mixture_parts import Qwen2MoeArgs
 from workers.mlx.modules.parts import (
@@ -61,7 +62,7 @@ OTHER_VERSION = "this version of mlx-lm is not supported, `pip install 'baton-se
 
 HEADS = (".latent_keys", ".latent_values")
 """Endings of the names of the matrices of each head."""
-ROUTERS = (".gate", ".router", ".router.layer", ".shared_expert_gate")
+ROUTERS = (".gate", ".router", ".router.layer", ".router.proj", ".shared_expert_gate")
 """Endings of the names of routers, and of the gate of the shared expert."""
 
 
@@ -103,6 +104,8 @@ class Adapter:
     """Layers of a model with a mixture of experts may have an MLP in its place."""
     window_pattern: int | None = 1
     """`sliding_window_pattern` of a model without windows."""
+    fields: Callable[[ModelConfig], Mapping[str, Any]] = lambda config: {}
+    """Further fields of config.json for `ModelArgs`."""
 
 
 LLAMA = Adapter("llama", biases=True)
@@ -142,6 +145,12 @@ NEMOTRON_H = Adapter(
     adjust=name_decoder,
 )
 EXPERTS = Adapter("qwen3_moe", uncompiled={"swiglu": plain_swiglu, "SwitchGLU": PlainExperts})
+GEMMA4 = Adapter(
+    "gemma4_text",
+    uncompiled={"geglu": plain_geglu, "nn": PlainNn(), "SwitchGLU": GeluExperts},
+    layer_types=True,
+    fields=gemma4_fields,
+)
 ADAPTERS: Mapping[str, Adapter] = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -165,6 +174,8 @@ ADAPTERS: Mapping[str, Adapter] = {
         uncompiled={"MLP": PlainGelu, "clip_residual": plain_clip_residual},
         adjust=correct_embedding_scale,
     ),
+    "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4,
     "granite": Adapter("granite", biases=True, free_head_dim=False, adjust=apply_multipliers),
     "qwen3_moe": EXPERTS,
     # mlx-lm does not read `norm_topk_prob` here; the block of its Qwen3-Next, which has the same parts, does.
@@ -352,7 +363,7 @@ def load_architecture(
     weights.check_types(lambda name: is_derived(name, config))
     try:
         model_class, args_class = (getattr(module, name) for name in family.classes)
-        args = args_class.from_dict({**fields.values, **_model_config(config, family)})
+        args = args_class.from_dict({**fields.values, **_model_config(config, family), **family.fields(config)})
         model = model_class(args)
         if config.tie_embeddings and family.head == "removed":
             del model.lm_head

@@ -13,7 +13,19 @@ from workers.plugins import ADAPTERS, Plugin, registered
 BATCHED = frozenset(
     {
         *("llama", "mistral", "qwen2", "mimo", "qwen3", "smollm3", "olmo2", "olmo3", "seed_oss", "phi3", "gemma"),
-        *("gemma2", "gemma3_text", "granite", "qwen3_moe", "mixtral", "lfm2", "qwen3_5_text", "starcoder2", "stablelm"),
+        *(
+            "gemma2",
+            "gemma3_text",
+            "gemma4_text",
+            "gemma4_unified_text",
+            "granite",
+            "qwen3_moe",
+            "mixtral",
+            "lfm2",
+            "qwen3_5_text",
+            "starcoder2",
+            "stablelm",
+        ),
         *("gpt_neox", "cohere", "cohere2", "phi", "glm", "glm4", "exaone4", "nemotron", "olmo", "arcee", "helium"),
         *("ernie4_5", "ministral", "ministral3", "qwen2_moe", "olmoe", "granitemoe", "granitemoeshared"),
         *("granitemoehybrid", "nemotron_h"),

@@ -1,6 +1,7 @@
 """Rotary position embeddings in MLX, from the frequencies that both backends share."""
 
 import mlx.core as mx
+import numpy as np
 
 from workers.checkpoints.architectures.rope import Rope
 
@@ -13,7 +14,10 @@ class Rotary:
         frequencies, self._factor = rope.frequencies(context)
         self._dims = rope.dims
         self._interleaved = interleaved
-        self._periods = mx.array(1 / frequencies)
+        # A pair that does not rotate has an infinite period.
+        self._periods = mx.array(
+            np.divide(1, frequencies, out=np.full_like(frequencies, np.inf), where=frequencies > 0)
+        )
 
     def __call__(self, x: mx.array, offset: mx.array | int = 0) -> mx.array:
         """Rotate x, [rows, heads, tokens, head_dim]; `offset` is the first token's position, of all rows or of each."""

@@ -173,7 +173,7 @@ class MlxRunner:
             rows_format=rows_format(
                 path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
             ),
-            embedding_width=config.hidden_size if options.embeddings else 0,
+            embedding_width=config.hidden_size if config.choose_embeddings(options.embeddings) else 0,
             state_bytes=state_bytes,
         )
         return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention)

@@ -58,6 +58,9 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = _stack_experts(tensors)
     if config.family in CONVERTED_HERE:
         tensors = _from_original(tensors)
+    if config.experts_beside_mlp:
+        tensors = {_beside_mlp(name): tensor for name, tensor in tensors.items()}
+        groups = groups and {_beside_mlp(name): group for name, group in groups.items()}
     if hasattr(model, "sanitize"):
         tensors = model.sanitize(tensors)
     if quantization is not None:
@@ -126,12 +129,17 @@ def _groups_of(
     tensors: Mapping[str, mx.array], quantization: Quantization | None, groups: Groups | None
 ) -> Mapping[str, tuple[int, int]]:
     """Return the (group size, bits) of the quantized matrices of keys and values of all heads."""
-    found = dict(groups or {})
+    found = {name: (group["group_size"], group["bits"]) for name, group in (groups or {}).items()}
     for name in tensors if quantization is not None else ():
         module = name.removesuffix(".scales")
         if quantization is not None and module != name and module not in found and KV_B in name:
             found[module] = quantization.of(module)
     return found
+
+
+def _beside_mlp(name: str) -> str:
+    """Return the name in mlx-lm's Gemma 4 of what other models call `switch_mlp`."""
+    return name.replace(".switch_mlp.", ".experts.switch_glu.")
 
 
 def _quantize_modules(model: Any, tensors: Mapping[str, mx.array], quantization: Quantization) -> None:

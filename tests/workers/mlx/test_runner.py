@@ -18,6 +18,7 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from tests.failure_gate import run_failure_gate
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.reference.gemma4_layers import ALL as GEMMA4_ALL
 from tests.workers.mlx.conftest import Load, load_runner
 from tests.workers.rows_gate import run_rows_gate
 from tests.workers.tier_gate import run_tier_gate
@@ -41,6 +42,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "granite": {"family": "granite", "dtype": "bfloat16"},
     "gemma2": {"family": "gemma2", "fields": {"sliding_window": 9}},
     "gemma3": {"family": "gemma3_text", "fields": {"sliding_window": 9}, "dtype": "bfloat16"},
+    "gemma4": {"family": "gemma4_text", "layers": 4, "fields": GEMMA4_ALL | {"sliding_window": 9}, "dtype": "bfloat16"},
     "qwen3-moe": {"family": "qwen3_moe", "tied": False},
     "mixtral": {"family": "mixtral", "tied": False},
     "glm4-moe": {"family": "glm4_moe", "tied": False, "dtype": "bfloat16"},

@@ -30,6 +30,7 @@ from workers.checkpoints.architectures.parts import (
     Names,
     NormKind,
     Norms,
+    PerLayerEmbedding,
     QkvLayout,
     ShortConvolution,
 )
@@ -141,6 +142,15 @@ class ModelConfig:
     sinks: bool = False
     """The softmax of each query head has a learned logit more, without a value
     (https://arxiv.org/abs/2309.17453)."""
+    value_norm: bool = False
+    """The values of each head are normed, without a weight."""
+    layer_scalars: bool = False
+    """The residual stream is multiplied by a number behind each layer."""
+    per_layer: PerLayerEmbedding | None = None
+    """Embeddings of each layer's own."""
+    experts_beside_mlp: bool = False
+    """Layers with experts have the MLP as well. Both read norms of their own of the same rows, as the router does, and
+    norms of what they compute are added."""
 
     @classmethod
     def from_dir(cls, path: Path, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
@@ -292,6 +302,16 @@ class ModelConfig:
         if kv_dtype != "auto" and self.latent is not None:
             raise LoadRefused(f"kv_dtype: {kv_dtype} is not supported for latents, which are small: leave it out")
 
+    def choose_embeddings(self, requested: bool) -> bool:
+        """Check whether prompts may have rows of embeddings, without tokens. Raises `LoadRefused` for a model whose
+        layers have embeddings of their own, by token."""
+        if requested and self.per_layer is not None:
+            raise LoadRefused(
+                f"embeddings: rows without a token have no embeddings of layers, which {self.family} has "
+                "(hidden_size_per_layer_input): leave it out"
+            )
+        return requested
+
     def choose_quantization(self, requested: Quantize) -> Quantize:
         """Check the requested quantization. Raises `CheckpointError` when the checkpoint is quantized already."""
         if requested != "none" and self.quantization is not None:
@@ -322,7 +342,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     )
     qkv_bias, o_bias = _attention_biases(fields, family)
     experts = _experts(fields, family)
-    return ModelConfig(
+    config = ModelConfig(
         family=name,
         hidden_size=hidden,
         heads=heads,
@@ -374,6 +394,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         other_tensors=family.other_tensors,
         sinks=family.sinks,
     )
+    return replace(config, **family.further(fields, config.plan, config.ropes))
 
 
 def _variant(fields: Fields, family: Family) -> Family:

@@ -2,7 +2,13 @@
 
 from collections.abc import Mapping
 
-from workers.checkpoints.architectures.dense_families import DENSE
+from workers.checkpoints.architectures.catalog.dense import DENSE
+from workers.checkpoints.architectures.catalog.gemma4 import GEMMAS
+from workers.checkpoints.architectures.catalog.gpt_oss import GPT_OSS
+from workers.checkpoints.architectures.catalog.hybrid import HYBRIDS
+from workers.checkpoints.architectures.catalog.latent import LATENT
+from workers.checkpoints.architectures.catalog.mamba import MAMBAS
+from workers.checkpoints.architectures.catalog.moe import EXPERTS, MIXTRAL_EXPERTS, MIXTURES, MULTIPLIERS
 from workers.checkpoints.architectures.family import (
     AFTER,
     AROUND,
@@ -12,11 +18,6 @@ from workers.checkpoints.architectures.family import (
     from_max_window_layers,
     without_positions,
 )
-from workers.checkpoints.architectures.gpt_oss_family import GPT_OSS
-from workers.checkpoints.architectures.hybrid_families import HYBRIDS
-from workers.checkpoints.architectures.latent_families import LATENT
-from workers.checkpoints.architectures.mamba_families import MAMBAS
-from workers.checkpoints.architectures.moe_families import EXPERTS, MIXTRAL_EXPERTS, MIXTURES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import MTP_NAMES, Names
 
 GEMMA = frozenset({"final_logit_softcapping", "query_pre_attn_scalar"})
@@ -166,5 +167,6 @@ FAMILIES: Mapping[str, Family] = {
     **HYBRIDS,
     **MAMBAS,
     **LATENT,
+    **GEMMAS,
 }
 """The families by `model_type` of config.json."""

@@ -12,6 +12,7 @@ from workers.checkpoints.architectures.parts import (
     Activation,
     ExpertRouter,
     HeadNorm,
+    LayerConfig,
     MixerKind,
     MtpNames,
     Names,
@@ -19,6 +20,7 @@ from workers.checkpoints.architectures.parts import (
     Norms,
     QkvLayout,
 )
+from workers.checkpoints.architectures.rope import Rope
 from workers.checkpoints.json_files import CheckpointError
 
 NEUTRAL: Mapping[str, float | list[int]] = {
@@ -241,5 +243,10 @@ class Family:
     """Prefixes of tensors that checkpoints may have and that the model's logits do not depend on."""
     variant: Callable[["Family", Fields], "Family"] = lambda family, fields: family
     """Returns the family as fields of a config.json change it, which are read with the family's names and defaults."""
+    further: Callable[[Fields, tuple[LayerConfig, ...], tuple[Rope, ...]], Mapping[str, Any]] = (
+        lambda fields, plan, ropes: {}
+    )
+    """Returns fields of `ModelConfig` that only this family has, from config.json and the layers and rotary embeddings
+    that were read as those of other families."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of fields that config.json leaves out, as in transformers."""

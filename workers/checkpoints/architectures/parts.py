@@ -52,6 +52,15 @@ class ExpertNames:
     """The whole name of `ExpertRouter.bias`."""
     router_bias_row: bool = False
     """That bias is a matrix of one row."""
+    router_scale: str = "router.scale"
+    expert_scales: str = "router.per_expert_scale"
+    """Vectors of a router that reads rows of its own: the weight of their norm, and a factor of each expert."""
+    norms: tuple[str, str, str] = (
+        "post_feedforward_layernorm_1",
+        "pre_feedforward_layernorm_2",
+        "post_feedforward_layernorm_2",
+    )
+    """Norms of a layer with both MLP and experts: of the MLP's output, and of the experts' input and output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,7 @@ class Names:
     down: str = "mlp.down_proj"
     head_norms: tuple[str, str] = ("self_attn.q_norm", "self_attn.k_norm")
     """Norms of queries and keys; `{}` is the head's number where each has a tensor of its own."""
+    value_norm: str = "self_attn.v_norm"
     derived: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
     """Tensors of layers in old checkpoints that are not read: they follow from config.json."""
     embedding: str = "model.embed_tokens"
@@ -79,6 +89,16 @@ class Names:
     """The strength of its updates, and its decay; a single matrix as above."""
     mamba: str = "mamba"
     """The module of a Mamba-2 layer."""
+    layer_scalar: str = "layer_scalar"
+    """The factor of a layer's output."""
+    per_layer: tuple[str, str, str] = ("per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm")
+    """The projections from and to the residual stream beside a layer's own embeddings, and the norm behind them."""
+    per_layer_model: tuple[str, str, str] = (
+        "model.embed_tokens_per_layer",
+        "model.per_layer_model_projection",
+        "model.per_layer_projection_norm",
+    )
+    """The table of these embeddings, the projection of the model's own to those of all layers, and its norm."""
     norm: str = "model.norm"
     """The norm of the last hidden rows."""
     head: str = "lm_head"
@@ -199,11 +219,28 @@ class LayerConfig:
     """The earlier layer whose keys and values this layer reads: it has none of its own."""
     mlp: bool = True
     """It has an MLP, or a mixture of experts, behind its mixer if it has one."""
+    keys_as_values: bool = False
+    """Values are the keys before their norm and rotation: there is no projection of values."""
+    ffn_multiple: int = 1
+    """The width of the MLP, in those of `ModelConfig.ffn`."""
 
     @property
     def recurrent(self) -> bool:
         """The layer has a recurrent state."""
         return self.kind not in ("attention", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerEmbedding:
+    """Embeddings of their own for every layer, Gemma 3n's: with a projection of the model's embedding they gate what a
+    layer adds to the residual stream behind its MLP."""
+
+    width: int
+    """Values of one layer."""
+    vocab: int
+    """Tokens that have such embeddings, at least those of the model."""
+    scale: float
+    """Factor of the embeddings in the table, rounded to the type of the weights."""
 
 
 @dataclass(frozen=True, slots=True)

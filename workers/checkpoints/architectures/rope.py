@@ -90,7 +90,19 @@ class LongRope:
         return rope.plain() / np.array(self.long), factor
 
 
-Scaling = Linear | Llama3 | Yarn | LongRope
+@dataclass(frozen=True, slots=True)
+class Proportional:
+    """Gemma 4's: only the first `pairs` of all pairs rotate, with the frequencies of a head that rotates whole. The
+    others have a frequency of zero."""
+
+    pairs: int
+    factor: float = 1.0
+
+    def scale(self, rope: "Rope", context: int) -> tuple[Frequencies, float]:
+        return np.where(np.arange(rope.dims // 2) < self.pairs, rope.plain() / self.factor, 0.0), 1.0
+
+
+Scaling = Linear | Llama3 | Yarn | LongRope | Proportional
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import math
 
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.rope import Linear, Llama3, LongRope, Rope, Scaling, Yarn
+from workers.checkpoints.architectures.rope import Linear, Llama3, LongRope, Proportional, Rope, Scaling, Yarn
 
 KEYS = {
     "default": set[str](),
@@ -19,6 +19,7 @@ KEYS = {
         "mscale_all_dim",
         "truncate",
     },
+    "proportional": {"factor"},
     "longrope": {
         "factor",
         "short_factor",
@@ -88,6 +89,8 @@ def _read(fields: Fields, plan: Fields | None, theta_name: str, head_dim: int, p
     theta = plan.number("rope_theta", theta)
     if theta <= 1:
         raise fields.error(theta_name, f"{theta} is not above 1")
+    if plan.get("rope_type") == "proportional":
+        return Rope(theta, head_dim, _proportional(fields, plan, head_dim))
     dims = _rotated(fields, plan, head_dim, partial)
     return Rope(theta, dims, _scaling(fields, plan, dims))
 
@@ -103,15 +106,23 @@ def _rotated(fields: Fields, plan: Fields, head_dim: int, partial: bool) -> int:
     return dims
 
 
+def _proportional(fields: Fields, plan: Fields, head_dim: int) -> Proportional:
+    """Read the part of a head's pairs that rotates."""
+    _check_keys(plan, "proportional")
+    part = plan.number("partial_rotary_factor", 1.0)
+    pairs = int(part * head_dim // 2)
+    if not 0 < pairs <= head_dim // 2:
+        raise plan.error("partial_rotary_factor", f"{part!r} of {head_dim // 2} pairs of lanes is none, or more")
+    return Proportional(pairs, plan.number("factor", 1.0))
+
+
 def _scaling(fields: Fields, plan: Fields, dims: int) -> Scaling | None:
     kind = plan.get("rope_type") or plan.get("type") or "default"
     if kind == "su" or (kind == "yarn" and plan.get("long_factor") is not None):
         kind = "longrope"  # as Phi-3 named it at first
     if not isinstance(kind, str) or kind not in KEYS:
         raise plan.error("rope_type", f"{kind!r} is not supported, only {', '.join(map(repr, KEYS))}")
-    for name, value in plan.values.items():
-        if value is not None and name not in COMMON_KEYS | KEYS[kind]:
-            raise plan.error(name, f"{value!r} is not supported for {kind!r} positions")
+    _check_keys(plan, kind)
     if kind == "linear":
         return Linear(plan.number("factor"))
     if kind == "llama3":
@@ -119,6 +130,12 @@ def _scaling(fields: Fields, plan: Fields, dims: int) -> Scaling | None:
     if kind == "yarn":
         return _yarn(fields, plan)
     return _longrope(fields, plan, dims) if kind == "longrope" else None
+
+
+def _check_keys(plan: Fields, kind: str) -> None:
+    for name, value in plan.values.items():
+        if value is not None and name not in COMMON_KEYS | KEYS[kind]:
+            raise plan.error(name, f"{value!r} is not supported for {kind!r} positions")
 
 
 def _llama3(plan: Fields) -> Llama3:

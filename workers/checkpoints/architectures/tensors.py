@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import ModelConfig
-from workers.checkpoints.architectures.parts import LatentAttention, LayerConfig, MixerKind
+from workers.checkpoints.architectures.parts import LatentAttention, LayerConfig, MixerKind, PerLayerEmbedding
 from workers.checkpoints.architectures.row_order import HeadPart, LatentOrder, PartOrder, RowOrder, RowsOrder
 from workers.checkpoints.json_files import CheckpointError
 
@@ -51,6 +51,8 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
     names, hidden = config.names, config.hidden_size
     embedding = (f"{names.embedding}.weight", (config.vocab_size, hidden))
     yield Tensor("embedding", (embedding,))
+    if config.per_layer is not None:
+        yield from _per_layer_model(config, config.per_layer)
     for number, layer in enumerate(config.plan):
         for part in _layer(config, number, layer):
             sources = tuple((f"{names.layers}{number}.{name}", shape) for name, shape in part.sources)
@@ -89,20 +91,28 @@ def has_mtp(names: Container[str], config: ModelConfig) -> bool:
 def _layer(config: ModelConfig, number: int, layer: LayerConfig) -> Iterator[Tensor]:
     """List the tensors of one layer, named within it."""
     yield from _norms(config)
-    yield from _attention(config, number) if layer.kind == "attention" else _MIXERS[layer.kind](config)
-    if layer.mlp:
-        yield from _experts(config) if layer.experts else _mlp(config)
+    yield from _attention(config, number, layer) if layer.kind == "attention" else _MIXERS[layer.kind](config)
+    if layer.mlp and layer.experts:
+        yield from _experts(config)
+    if layer.mlp and (not layer.experts or config.experts_beside_mlp):
+        yield from _mlp(config, layer)
+    if config.per_layer is not None:
+        yield from _per_layer(config, config.per_layer)
+    if config.layer_scalars:
+        yield Tensor("layer_scalar", ((config.names.layer_scalar, (1,)),))
 
 
-def _attention(config: ModelConfig, number: int) -> Iterator[Tensor]:
-    """List the tensors of attention. A layer that reads another one's keys and values has queries alone."""
+def _attention(config: ModelConfig, number: int, layer: LayerConfig) -> Iterator[Tensor]:
+    """List the tensors of attention. A layer that reads another one's keys and values has queries alone, and one whose
+    keys are values has no projection of these."""
     if config.latent is not None:
         yield from _latent_attention(config, config.latent)
         return
     hidden, names, shape = config.hidden_size, config.names, config.kv_shape(number)
     queries, reads = config.heads * shape.key_width, config.kv_owner(number) != number
     parts = [queries * (1 + config.attention_gate), shape.heads * shape.key_width, shape.heads * shape.value_width]
-    sizes, orders = _stacked(names.qkv, tuple(parts)), qkv_orders(config, number)
+    parts = parts[:2] if layer.keys_as_values else parts
+    sizes, orders = _stacked(names.qkv[: len(parts)], tuple(parts)), qkv_orders(config, number)
     if reads:
         sizes, orders = [(names.qkv[0], parts[0])], orders[:1]
     yield Tensor("qkv", tuple((f"{name}.weight", (size, hidden)) for name, size in sizes), orders=orders)
@@ -137,6 +147,29 @@ def _latent_attention(config: ModelConfig, kind: LatentAttention) -> Iterator[Te
     yield Tensor("latent_keys", (both,), part=HeadPart(heads, 0, kind.passed, transposed=True))
     yield Tensor("latent_values", (both,), part=HeadPart(heads, kind.passed, kind.values, transposed=False))
     yield Tensor("o", ((f"{config.names.o}.weight", (hidden, heads * kind.values)),))
+
+
+def _projections(layer: LayerConfig) -> int:
+    """Return how many of queries, keys and values a layer projects."""
+    if layer.kv_source is not None:
+        return 1
+    return 2 if layer.keys_as_values else 3
+
+
+def _per_layer_model(config: ModelConfig, own: PerLayerEmbedding) -> Iterator[Tensor]:
+    """List the table of all layers' own embeddings, the projection of the model's to them, and its norm."""
+    (table, projection, norm), width = config.names.per_layer_model, config.layers * own.width
+    yield Tensor("per_layer_embedding", ((f"{table}.weight", (own.vocab, width)),))
+    yield Tensor("per_layer_projection", ((f"{projection}.weight", (width, config.hidden_size)),))
+    yield Tensor("per_layer_norm", ((f"{norm}.weight", (own.width,)),), config.norm_offset)
+
+
+def _per_layer(config: ModelConfig, own: PerLayerEmbedding) -> Iterator[Tensor]:
+    """List the projections of a layer from and to the residual stream beside its own embeddings, and the norm."""
+    gate, out, norm = config.names.per_layer
+    yield Tensor("per_layer_gate", ((f"{gate}.weight", (own.width, config.hidden_size)),))
+    yield Tensor("per_layer_out", ((f"{out}.weight", (config.hidden_size, own.width)),))
+    yield from _norm(config, "norm_per_layer", norm)
 
 
 def _convolution(config: ModelConfig) -> Iterator[Tensor]:
@@ -243,12 +276,12 @@ def _norms(config: ModelConfig) -> Iterator[Tensor]:
             yield from _norm(config, name, source)
 
 
-def _mlp(config: ModelConfig) -> Iterator[Tensor]:
-    names = config.names
-    up, sizes = ("gate_up", (config.ffn, config.ffn)) if config.gated else ("up", (config.ffn,))
+def _mlp(config: ModelConfig, layer: LayerConfig) -> Iterator[Tensor]:
+    names, ffn = config.names, layer.ffn_multiple * config.ffn
+    up, sizes = ("gate_up", (ffn, ffn)) if config.gated else ("up", (ffn,))
     stacked = _stacked(names.gate_up, sizes)
     yield Tensor(up, tuple((f"{name}.weight", (size, config.hidden_size)) for name, size in stacked))
-    yield Tensor("down", ((f"{names.down}.weight", (config.hidden_size, config.ffn)),))
+    yield Tensor("down", ((f"{names.down}.weight", (config.hidden_size, ffn)),))
     if config.mlp_bias:
         yield Tensor(f"{up}_bias", tuple((f"{name}.bias", (size,)) for name, size in stacked))
         yield Tensor("down_bias", ((f"{names.down}.bias", (config.hidden_size,)),))
@@ -271,6 +304,11 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
         yield Tensor("router_bias", ((f"{names.router}.bias", (experts.count,)),))
         yield Tensor("experts_gate_up_bias", tuple(up_biases))
         yield Tensor("experts_down_bias", tuple((names.down.format(e) + ".bias", (hidden,)) for e in every))
+    if config.experts_beside_mlp:
+        yield Tensor("router_norm", ((names.router_scale, (hidden,)),))
+        yield Tensor("expert_scales", ((names.expert_scales, (experts.count,)),))
+        for tensor, name in zip(("norm_dense_out", "norm_experts", "norm_experts_out"), names.norms, strict=True):
+            yield from _norm(config, tensor, name)
     if not experts.shared_ffn:
         return
     both = _stacked(names.shared_gate_up, (experts.shared_ffn, experts.shared_ffn))
@@ -322,6 +360,8 @@ def unread_reason(name: str, config: ModelConfig) -> str:
         return "follows from config.json"
     if name.startswith(config.other_tensors):
         return "logits do not depend on it"
+    if _is_shared_kv(name, config):
+        return "the layer attends to the keys and values of an earlier one"
     head = _within(MTP_LAYERS, name)
     if head and int(head[1]) < config.mtp_layers:
         return "a head for multi-token prediction that drafts nothing here"
@@ -337,6 +377,14 @@ def is_derived(name: str, config: ModelConfig) -> bool:
 def is_later_layer(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor is of one of the layers behind the last that logits do not depend on."""
     return name.startswith(config.names.layers) and name.startswith(config.other_tensors)
+
+
+def _is_shared_kv(name: str, config: ModelConfig) -> bool:
+    """Return whether a tensor makes keys or values in a layer that has none of its own."""
+    match = _within(config.names.layers, name)
+    if match is None or int(match[1]) >= config.layers or config.plan[int(match[1])].kv_source is None:
+        return False
+    return match[2].rpartition(".")[0] in (*config.names.qkv[1:], config.names.head_norms[1], config.names.value_norm)
 
 
 def _within(prefix: str, name: str) -> re.Match[str] | None:

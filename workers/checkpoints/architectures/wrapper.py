@@ -32,11 +32,21 @@ LLAVA_AROUND = ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.m
 QWEN = {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head."}
 QWEN_AROUND = ("model.visual.", "visual.", "vision_tower.")
 QWEN_VL = QWEN | {name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")}
+GEMMA4_PARTS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
 WRAPPERS: Mapping[str, Wrapper] = {
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "gemma3_text"}, LLAVA, LLAVA_AROUND),
     "Mistral3ForConditionalGeneration": Wrapper(
         {"mistral": "mistral", "ministral3": "ministral3"}, LLAVA, LLAVA_AROUND
     ),
+    **{
+        f"{name}ForConditionalGeneration": Wrapper(
+            {family: family, family.removesuffix("_text"): family},
+            # As transformers writes them, and as mlx-lm does.
+            {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head."},
+            tuple(prefix + part for prefix in ("model.", "") for part in GEMMA4_PARTS),
+        )
+        for name, family in (("Gemma4", "gemma4_text"), ("Gemma4Unified", "gemma4_unified_text"))
+    },
     "Qwen2VLForConditionalGeneration": Wrapper(
         {"qwen2_vl_text": "qwen2", "qwen2_vl": "qwen2"}, QWEN_VL, QWEN_AROUND, flat=True, sections=True
     ),

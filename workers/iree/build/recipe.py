@@ -83,7 +83,7 @@ class Recipe(Struct, frozen=True):
             cache_dir=str(options.cache_dir),
             mtp=config.mtp and verifies_drafts(device.uri, options.slots) and _takes_back(config, options.slots),
             threads=device.threads,
-            embeddings=options.embeddings,
+            embeddings=config.choose_embeddings(options.embeddings),
             queries=options.attention,
             window_cache=options.window_cache if device.local else "full",
         )

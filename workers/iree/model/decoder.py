@@ -19,6 +19,8 @@ from workers.checkpoints.architectures.parts import LatentAttention, LayerConfig
 from workers.checkpoints.architectures.row_order import HeadPart, RowsOrder
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.model.blocks.experts_beside_mlp import add_experts
+from workers.iree.model.blocks.per_layer import end_of_layer, per_layer_inputs
 from workers.iree.model.kv_layout import CacheLayout, KvLayout, replaced
 from workers.iree.model.ops import (
     DenseWeights,
@@ -41,6 +43,8 @@ PRECISE = (ROUTER, "shared_gate", "delta_gates", "latent_keys", "latent_values")
 long a state is kept, or all heads' keys and values (docs/adr/0135)."""
 TAPS = ("conv_taps", "delta_taps", "mamba_taps")
 """Stored as [taps, channels]; checkpoints have [channels, 1, taps]."""
+TABLES = ("embedding", "per_layer_embedding")
+"""Stored in rows, which are looked up."""
 EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
 """The matrices of a layer's mixture of experts."""
 Parameters = dict[str, Any]
@@ -85,7 +89,7 @@ def parameters(config: ModelConfig, dtype: str) -> list[Parameter]:
     """Return every parameter of the model: matrices in `dtype`, norms and biases in float32."""
     out = []
     for tensor in tensors(config):
-        matrix = tensor.matrix and tensor.name != "embedding"
+        matrix = tensor.matrix and tensor.name not in TABLES
         kind = dtype if tensor.matrix else "float32"
         quantizable = tensor.matrix and tensor.name.rpartition(".")[2] not in PRECISE
         how = (tensor.sources, matrix, kind, quantizable, tensor.offset, tensor.orders, tensor.flat, tensor.part)
@@ -142,6 +146,7 @@ def forward(
     """
     first = norm_weights(config, ops, w, "0.norm_attention")
     x, h = ops.norm(embed(config, ops, w, inputs), None, None, first, config.rms_eps, live=inputs.step.live)
+    own = per_layer_inputs(config, ops, w, inputs.tokens.reshape(-1), x, inputs.step.live)
     counters: tuple[jax.Array | None, ...] = (None,) * len(kv)
     for number, layer in enumerate(config.plan):
         last = number == config.layers - 1
@@ -157,7 +162,7 @@ def forward(
             group, angles = config.kv_group(number), inputs.angles(config, layer)
             state: LayerState = (x, h, kv[group], counters[group])
             x, h, array, count = layer_of(
-                config, ops, w, number, state, following, angles, cache.groups[group], inputs.step
+                config, ops, w, number, state, following, angles, cache.groups[group], inputs.step, own
             )
             kv, counters = replaced(kv, group, array), replaced(counters, group, count)
     return h, kv, x, states
@@ -173,16 +178,18 @@ def layer_of(
     angles: RopeAngles | None,
     cache: KvLayout,
     step: StepRows,
+    own: jax.Array | None = None,
 ) -> LayerState:
-    """Compute a layer, by one kernel if there is one."""
+    """Compute a layer, by one kernel if there is one. `own` are the embeddings of layers (`per_layer_inputs`)."""
     fused = None
     layer, shape = config.plan[number], config.kv_shape(number)
     other = config.mlp_bias or config.parallel or config.attention_gate or config.sinks or layer.experts
+    other = other or config.value_norm or config.layer_scalars
     plain = layer.mlp and not other and layer.kv_source is None and shape.key_width == shape.value_width
     if plain and config.gated and not isinstance(following, LayerNormWeights):
         dense = dense_weights(config, w, number, following)
         fused = ops.fused_layer(state, dense, angles, cache, number, config, step)
-    return fused or unfused_layer(config, ops, w, number, state, following, angles, cache, step)
+    return fused or unfused_layer(config, ops, w, number, state, following, angles, cache, step, own)
 
 
 def dense_weights(config: ModelConfig, w: Parameters, number: int, following: jax.Array | None) -> DenseWeights:
@@ -275,14 +282,16 @@ def projected(
     queries], if the model has one."""
     if config.latent is not None:
         return latent_projected(config, ops, w, number, config.latent, h, live), None
-    shape = config.kv_shape(number)
+    shape, layer = config.kv_shape(number), config.plan[number]
     name, queries = f"{number}.", config.heads * shape.key_width
     width = queries * (1 + config.attention_gate)
-    if config.plan[number].kv_source is None:
-        width += shape.heads * (shape.key_width + shape.value_width)
+    if layer.kv_source is None:
+        width += shape.heads * (shape.key_width + (0 if layer.keys_as_values else shape.value_width))
     qkv = ops.linear(h, w[name + "qkv"], width, w.get(name + "qkv_bias"), live)
     if config.qkv_clip is not None:
         qkv = jnp.clip(qkv, np.float32(-config.qkv_clip), np.float32(config.qkv_clip))
+    if layer.keys_as_values:
+        qkv = jnp.concatenate([qkv, qkv[:, queries:]], axis=1)
     if not config.attention_gate:
         return qkv, None
     both = qkv[:, : 2 * queries].reshape(-1, config.heads, 2, shape.key_width)
@@ -300,6 +309,7 @@ def unfused_layer(
     angles: RopeAngles | None,
     cache: KvLayout,
     step: StepRows,
+    own: jax.Array | None = None,
 ) -> LayerState:
     """Compute a layer, one operation after the other."""
     x, h, kv, counters = state
@@ -314,7 +324,7 @@ def unfused_layer(
     delta = ops.linear(mixed, w[name + "o"], config.hidden_size, w.get(name + "o_bias"), live)
     if config.parallel:
         return *parallel_mlp(config, ops, w, number, x, h, delta, following, live), kv, counters
-    return *after_mixer(config, ops, w, number, x, delta, following, live), kv, counters
+    return *after_mixer(config, ops, w, number, x, delta, following, live, own), kv, counters
 
 
 def recurrent_mixer(
@@ -382,6 +392,7 @@ def after_mixer(
     delta: jax.Array,
     following: NormWeights | None,
     live: jax.Array | None,
+    own: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Add what a layer's mixer gives and compute the layer's MLP, if it has one: the hidden rows, and their norm as an
     operand."""
@@ -391,6 +402,10 @@ def after_mixer(
     before_mlp = norm_weights(config, ops, w, name + "norm_mlp")
     x, h = ops.norm(x, delta, w.get(name + "norm_attention_out"), before_mlp, eps, multiplier, live)
     delta = mlp(config, ops, w, name, config.plan[number], h, live)
+    if config.experts_beside_mlp:
+        delta = add_experts(config, ops, w, name, x, delta, live)
+    if config.layer_scalars or own is not None:
+        return end_of_layer(config, ops, w, number, x, delta, following, live, own)
     return ops.norm(x, delta, w.get(name + "norm_mlp_out"), following, eps, multiplier, live)
 
 
@@ -424,13 +439,14 @@ def mlp(
     config: ModelConfig, ops: Ops, w: Parameters, name: str, layer: LayerConfig, h: jax.Array, live: jax.Array | None
 ) -> jax.Array:
     """Return what the MLP adds to an operand's rows: float32 [rows, hidden]."""
-    if layer.experts:
+    if layer.experts and not config.experts_beside_mlp:
         router, up, down = (w[name + part] for part in EXPERTS)
         shared, bias = shared_expert(config, ops, w, name, h, live), w.get(name + "router_correction")
         return ops.experts(h, router, up, down, config, live, *shared, bias, expert_biases(config, w, name))
     down, up_name = w[name + "down"], name + ("gate_up" if config.gated else "up")
     if config.gated and not config.mlp_bias:
-        return ops.mlp(h, w[up_name], down, config.hidden_size, config.ffn, config.activation, live)
+        ffn = layer.ffn_multiple * config.ffn
+        return ops.mlp(h, w[up_name], down, config.hidden_size, ffn, config.activation, live)
     width = 2 * config.ffn if config.gated else config.ffn
     up = ops.linear(h, w[up_name], width, w.get(up_name + "_bias"), live)
     activated = ops.activate(up, config.activation, gated=config.gated, live=live)

@@ -162,11 +162,14 @@ class Ops(Protocol):
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
+        *,
+        per_layer: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
         """Return x + delta * multiplier, float32 [rows, width], and its norm with the weights `before` as an operand.
 
         With the weight `after` it is delta's RMS norm that is multiplied and added; without `before` the operand is the
-        sum itself. Padding rows (see `StepRows.live`) are undefined.
+        sum itself. Padding rows (see `StepRows.live`) are undefined. `per_layer` rows have the width of one layer's own
+        embeddings.
         """
 
     def linear(
@@ -217,10 +220,15 @@ class Ops(Protocol):
         gate: jax.Array | None = None,
         bias: jax.Array | None = None,
         biases: ExpertBiases | None = None,
+        *,
+        read: jax.Array | None = None,
+        scales: jax.Array | None = None,
     ) -> jax.Array:
         """Return what a mixture of experts adds to the rows of an operand: float32 [rows, hidden]. `up` and `down` are
         those of all experts, one after the other. `shared` is what the shared expert computes, float32 [rows, hidden],
-        and `gate` the logits of its gate, float32 [rows, 1]. `bias` is `ExpertRouter.bias`, float32 [experts]."""
+        and `gate` the logits of its gate, float32 [rows, 1]. `bias` is `ExpertRouter.bias`, float32 [experts]. `read`
+        are the rows that the router reads, an operand, if it reads others, and `scales` factors of the experts'
+        weights, float32 [experts]."""
 
     def rope_and_cache(
         self,

@@ -91,6 +91,8 @@ class PlainOps(PlainRecurrence, PlainLatent):
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
+        *,
+        per_layer: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
         if delta is not None:
             added = delta if after is None else _unit(delta, eps) * after
@@ -143,6 +145,9 @@ class PlainOps(PlainRecurrence, PlainLatent):
         gate: jax.Array | None = None,
         bias: jax.Array | None = None,
         biases: ExpertBiases | None = None,
+        *,
+        read: jax.Array | None = None,
+        scales: jax.Array | None = None,
     ) -> jax.Array:
         raise NotImplementedError("experts beside the kernels for CPUs")  # refused when the plan is made
 
@@ -179,6 +184,8 @@ class PlainOps(PlainRecurrence, PlainLatent):
         q = heads[0] * np.float32(config.attention_scale)
         if len(heads) == 1:
             return q.astype(self.dtype), kv
+        if config.value_norm:
+            v = _unit(v, config.rms_eps)
         head = step.slots[:, None] * cache.heads + jnp.arange(cache.heads, dtype=jnp.int32)
         flat = kv.reshape(-1, cache.row_width)
         for part, new in enumerate((heads[1], v)):

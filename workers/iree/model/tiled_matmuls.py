@@ -192,18 +192,24 @@ class TiledMatmuls:
         gate: jax.Array | None = None,
         bias: jax.Array | None = None,
         biases: ExpertBiases | None = None,
+        *,
+        read: jax.Array | None = None,
+        scales: jax.Array | None = None,
     ) -> jax.Array:
         m = _mixture_of(config, x.shape[0])
         names = [f"baton_experts_{part}_{m.rows}" for part in ("route", "group", "combine")]
-        routed, grouped = (named(name, live=live) for name in names[:2])
+        choose, grouped = (named(name, live=live) for name in names[:2])
         combined, has = named(names[2], shared=shared, gate=gate, live=live), (shared is not None, gate is not None)
-        self.add_kernel(routed, route, m, live=live is not None)
+        self.add_kernel(choose, route, m, live=live is not None)
         self.add_kernel(grouped, group, m, live=live is not None)
         self.add_kernel(combined, combine, m, live=live is not None, shared=has[0], gate=has[1])
         per, lists = m.experts.per_token, tuple(numbers(size) for size in m.lists.values())
         router_bias, up_bias, down_bias = (None,) * 3 if biases is None else (biases.router, biases.up, biases.down)
-        logits = self.linear(x, router, m.experts.count, router_bias, live)
-        chosen, weights = call(routed, (words(m.rows, per), floats(m.rows, per)), logits, bias, live)
+        logits = self.linear(x if read is None else read, router, m.experts.count, router_bias, live)
+        chosen, weights = call(choose, (words(m.rows, per), floats(m.rows, per)), logits, bias, live)
+        if scales is not None:
+            # Within bounds, which IREE does not check: those of padding rows may be anything.
+            weights = weights * scales[jnp.clip(chosen, 0, m.experts.count - 1)]
         groups = call(grouped, lists, chosen, live)
         mixed = self._experts_up(m, x, up, groups, config.activation, live, up_bias)
         added = self._experts_down(m, mixed, down, groups, live, down_bias)

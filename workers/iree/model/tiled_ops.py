@@ -68,14 +68,18 @@ class TiledOps(TiledLatent):
         eps: float,
         multiplier: float = 1.0,
         live: jax.Array | None = None,
+        *,
+        per_layer: bool = False,
     ) -> tuple[jax.Array, jax.Array]:
         rows, width = x.shape
         bias, centred = None, isinstance(before, LayerNormWeights)
         if isinstance(before, LayerNormWeights):
             before, bias = before.weight, before.bias
         there = (delta is not None, after is not None, before is not None)
-        kind = Norm(*there, multiplier, self._hidden_values, centred, bias is not None)
+        values = self._per_layer_values if per_layer else self._hidden_values
+        kind = Norm(*there, multiplier, values, centred, bias is not None)
         flags = "".join(str(int(each)) for each in (*there, *([kind.bias] if centred else [])))
+        flags += "_per_layer" if per_layer else ""
         name = named(f"baton_norm_{rows}_{width}_{flags}", live=live)
         self.add_kernel(name, norm, rows, width, eps, self.arithmetic, kind, live=live is not None)
         result = words(rows, row_stride(width, self.arithmetic))
@@ -207,7 +211,9 @@ class TiledOps(TiledLatent):
     def _rope_and_cache(self, shape: AttentionShape, layer: int, config: ModelConfig) -> RopeAndCache:
         values = None if self.padding is None else self.padding.head_of(config.plan[layer]).size
         centred, writes = config.head_norm is not None and config.norm_kind == "layer", layer == config.kv_owner(layer)
-        return RopeAndCache(shape, self.arithmetic, config.rms_eps, config.head_norm, values, centred, writes)
+        return RopeAndCache(
+            shape, self.arithmetic, config.rms_eps, config.head_norm, values, centred, writes, config.value_norm
+        )
 
     def _attention_shape(self, cache: KvLayout, layer: int, config: ModelConfig, step: StepRows) -> AttentionShape:
         batch, tokens = step.rows.shape
@@ -233,6 +239,11 @@ class TiledOps(TiledLatent):
     def _hidden_values(self) -> int | None:
         """The values of a row of the residual stream that are not padding; None is all of them."""
         return None if self.padding is None else self.padding.hidden.size
+
+    @property
+    def _per_layer_values(self) -> int | None:
+        """The values of one layer's own embedding that are not padding; None is all of them."""
+        return None if self.padding is None or self.padding.per_layer is None else self.padding.per_layer.size
 
     def _rotated_lanes(self, lanes: int, layer: int, config: ModelConfig) -> int:
         return lanes if self.padding is None else 2 * self.padding.head_of(config.plan[layer]).parts[0][1]

@@ -19,7 +19,7 @@ HALF_MULTIPLES = (8, 4, 2)
 """Multiples to which half of the rotated lanes may be padded. Larger ones give RoPE wider vectors; two is the minimum,
 because a pair of bfloat16 is stored at once."""
 
-_Width = Literal["hidden", "head", "ffn", "expert_ffn", "shared_ffn"]
+_Width = Literal["hidden", "head", "ffn", "expert_ffn", "shared_ffn", "per_layer"]
 _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "embedding": (None, "hidden"),
     "head": (None, "hidden"),
@@ -54,6 +54,18 @@ _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "norm_token": ("hidden",),
     "norm_hidden": ("hidden",),
     "norm_final": ("hidden",),
+    "layer_scalar": (None,),
+    "per_layer_embedding": (None, "per_layer"),
+    "per_layer_projection": ("per_layer", "hidden"),
+    "per_layer_norm": ("per_layer",),
+    "per_layer_gate": ("per_layer", "hidden"),
+    "per_layer_out": ("hidden", "per_layer"),
+    "norm_per_layer": ("hidden",),
+    "router_norm": ("hidden",),
+    "expert_scales": (None,),
+    "norm_dense_out": ("hidden",),
+    "norm_experts": ("hidden",),
+    "norm_experts_out": ("hidden",),
     "router": (None, "hidden"),
     "router_correction": (None,),
     "experts_gate_up": ("expert_ffn", "hidden"),
@@ -147,6 +159,8 @@ class WidthPadding:
     """The MLP of one expert."""
     shared_ffn: PaddedAxis | None = None
     """The MLP of the shared expert."""
+    per_layer: PaddedAxis | None = None
+    """The embedding of one layer's own."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "WidthPadding | None":
@@ -156,8 +170,9 @@ class WidthPadding:
             experts = PaddedAxis.whole(config.experts.ffn)
             shared = PaddedAxis.whole(config.experts.shared_ffn) if config.experts.shared_ffn else None
         heads = tuple(_head(width, half) for width, half in _head_lanes(config))
-        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), heads, experts, shared)
-        axes = [axis for axis in (made.hidden, made.ffn, *heads, experts, shared) if axis is not None]
+        own = None if config.per_layer is None else PaddedAxis.whole(config.per_layer.width)
+        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), heads, experts, shared, own)
+        axes = [axis for axis in (made.hidden, made.ffn, *heads, experts, shared, own) if axis is not None]
         return made if any(axis.padded != axis.size for axis in axes) else None
 
     @property
@@ -185,6 +200,9 @@ class WidthPadding:
                 for shape, head in zip(config.kv_shapes, self.heads, strict=False)
             ),
             experts=experts,
+            per_layer=None
+            if config.per_layer is None or self.per_layer is None
+            else replace(config.per_layer, width=self.per_layer.padded),
             convolution=None
             if config.convolution is None
             else replace(config.convolution, channels=self.hidden.padded),
@@ -201,6 +219,7 @@ class WidthPadding:
             "ffn": self.ffn,
             "expert_ffn": self.expert_ffn,
             "shared_ffn": self.shared_ffn,
+            "per_layer": self.per_layer,
         }
         axes = (None if kind is None else kinds[kind] for kind in _AXES[tensor.rpartition(".")[2]])
         return tuple(None if axis is None or axis.padded == axis.size else axis for axis in axes)

@@ -10,7 +10,7 @@ from tests.families import ARCHITECTURES
 from tests.workers.checkpoints.architectures.configs import LLAMA3, read
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.parts import ExpertRouter, Experts
-from workers.checkpoints.architectures.rope import Linear, Llama3, Rope, Scaling
+from workers.checkpoints.architectures.rope import Linear, Llama3, Proportional, Rope, Scaling
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, CheckpointError, ModelConfig
 from workers.errors import LoadRefused
 
@@ -153,7 +153,7 @@ def test_what_early_checkpoints_of_gemma_call_gelu_is_its_approximation(tmp_path
 def test_made_checkpoints_parse(tmp_path: Path, family: Any) -> None:
     config = ModelConfig.from_dir(make_checkpoint(tmp_path, family, rope_scaling=LLAMA3_SCALING))
     assert (config.family, config.layers, config.hidden_size, config.vocab_size) == (family, 2, 64, 512)
-    assert isinstance(config.ropes[0].scaling, Llama3)
+    assert isinstance(config.ropes[0].scaling, Proportional if family.startswith("gemma4") else Llama3)
 
 
 def test_the_maker_and_the_reader_know_the_same_families() -> None:

@@ -38,6 +38,8 @@ class RopeAndCache:
     writes: bool = True
     """Keys and values are written. Otherwise there are only queries, of a layer that reads what another one has
     written."""
+    value_norm: bool = False
+    """The values of a head are normed as well, without a weight."""
 
     @property
     def item_tokens(self) -> int:
@@ -120,15 +122,21 @@ class RopeAndCacheItem:
 
     def _write_cache(self, keys: Value, values: Value, row: Value, head: Value, position: Value) -> None:
         """Write the key and the value of a KV head, whose keys and values begin at these elements of the cache."""
-        shape = self._kind.shape
         for elements, lane in self._stored(self._rotated(row, head, 1, None), 0, keys, position, self._elements.k):
             self._put_keys(keys, elements, lane, position)
-        given = (
-            (self._qkv.load_vector([row, self._value_column(head, lane)]), lane)
-            for lane in range(0, shape.value_dim, LANES)
-        )
-        for elements, lane in self._stored(given, 1, values, position, LANES):
+        for elements, lane in self._stored(self._values(row, head), 1, values, position, LANES):
             self._put_values(values, elements, lane, position)
+
+    def _values(self, row: Value, head: Value) -> Iterator[tuple[Value, int]]:
+        """Yield vectors of a head's value, each with its first lane, normed if values are."""
+        kind, width, factor = self._kind, self._kind.shape.value_dim, None
+        if kind.value_norm:
+            start, of = self._value_column(head, 0), kind.values
+            root = inverse_root_mean_square(self._code, self._qkv, [row], width, kind.eps, LANES, start, of)
+            factor = root.broadcast()
+        for lane in range(0, width, LANES):
+            value = self._qkv.load_vector([row, self._value_column(head, lane)])
+            yield value if factor is None else value * factor, lane
 
     def _value_column(self, head: Value, lane: int) -> Value:
         """Return the place of a lane of a value among those of a row of queries, keys and values."""

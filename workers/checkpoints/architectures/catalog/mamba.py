@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from workers.checkpoints.architectures.catalog.moe import EXPERTS, GRANITE, GRANITE_NAMES, MULTIPLIERS
 from workers.checkpoints.architectures.family import Family, UndescribedParts
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.moe_families import EXPERTS, GRANITE, GRANITE_NAMES, MULTIPLIERS
 from workers.checkpoints.architectures.parts import Names, Norms
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, read_json
 from workers.checkpoints.weight_files import INDEX

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from workers.checkpoints.architectures.catalog.hybrid import HYBRIDS, attention_every_few
 from workers.checkpoints.architectures.family import Family, all_layers, every_other_before_max_window_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.hybrid_families import HYBRIDS, attention_every_few
 from workers.checkpoints.architectures.parts import QWEN_MTP, ExpertNames, ExpertRouter, HeadNorm, Names
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})

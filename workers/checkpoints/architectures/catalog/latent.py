@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from workers.checkpoints.architectures.family import Family
-from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.moe_families import (
+from workers.checkpoints.architectures.catalog.moe import (
     ROUTED,
     SHARED_EXPERTS,
     after_dense,
     layers_behind,
     sigmoid_router,
 )
+from workers.checkpoints.architectures.family import Family
+from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.parts import ExpertRouter, Names
 
 
