@@ -89,10 +89,15 @@ FORMATS: Mapping[str, tuple[Make, Mapping[str, str]]] = {
 }
 """The formats by their titles: a function that makes a checkpoint, and settings of a worker."""
 
+NOT_MADE: Mapping[str, tuple[str, ...]] = {"gpt_oss": ("MLX 4 bits", "AWQ", "GPTQ", "FP8")}
+"""Formats that nobody publishes an architecture in."""
+
 
 def cell(family: str, title: str, folder: Path, refusals: dict[str, list[str]]) -> str:
     """Load a checkpoint by both backends. Adds the texts of refusals to `refusals`."""
     make, settings = FORMATS[title]
+    if title in NOT_MADE.get(family, ()):
+        return ""
     if title.startswith("GGUF") and family not in GGUF:
         return "no"
     path = folder / f"{family}-{list(FORMATS).index(title)}"

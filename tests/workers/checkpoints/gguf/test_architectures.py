@@ -74,7 +74,7 @@ def test_a_file_is_the_checkpoint_that_it_was_made_from(tmp_path: Path, family: 
         expected = replace(expected, family="qwen3_5_moe_text", names=made.names)
     later = expected.other_tensors if family == "glm4_moe" else ()  # layers that predict further tokens
     assert made == replace(expected, other_tensors=() if later else expected.other_tensors)
-    weights, original = open_weights(file), open_weights(path)
+    weights, original = open_weights(file), dict(open_weights(path))
     check_tensors(weights, made, file, weights.adds_nothing)
     if family == "qwen3_next":
         original = dict(_split_gates(json.loads((path / "config.json").read_text()), original))
@@ -199,7 +199,7 @@ def test_granite_4_without_experts(tmp_path: Path, case: str) -> None:
     file = make_gguf(path, tmp_path / "model.gguf")
     made, expected = ModelConfig.from_dir(file), ModelConfig.from_dir(path)
     assert made == replace(expected, names=made.names, ffn=96)
-    weights, original = open_weights(file), open_weights(path)
+    weights, original = open_weights(file), dict(open_weights(path))
     check_tensors(weights, made, file, weights.adds_nothing)
     for name, tensor in original.items():
         block, mlp, part = name.partition(".shared_mlp.")

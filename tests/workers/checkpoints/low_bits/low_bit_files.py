@@ -207,7 +207,8 @@ def to_low_bits(
     tensors: Tensors = {}
     meant: dict[str, NDArray[np.float32]] = {}
     for weight, tensor in open_weights(path).items():
-        if tensor.ndim != 2 or "layers" not in weight or weight.endswith(".gate.weight"):
+        matrix = tensor.ndim == 2 and weight.endswith(".weight")
+        if not matrix or "layers" not in weight or weight.endswith(".gate.weight"):
             tensors[weight] = tensor
             continue
         parts, meant[weight] = encode(tensor.astype(np.float32))
