@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
 pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
 
-from tests.docs import architectures
+from tests.docs.tables import architectures
 from tests.docs.features import BLOCK, PAGE, block
 from tests.families import FAMILIES
 
@@ -26,6 +26,6 @@ def test_the_page_has_the_architectures_that_the_code_serves(families: tuple[str
     assert stated
     rows = set(stated[1].splitlines())
     missing = [line for line in architectures.block(families).splitlines() if line not in rows]
-    assert not missing, "`python -m tests.docs.architectures` writes them"
+    assert not missing, "`python -m tests.docs.tables.architectures` writes them"
     if families != SAMPLE:
         assert len(rows) == len(FAMILIES) + 2

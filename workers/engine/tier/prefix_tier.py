@@ -56,7 +56,7 @@ class PrefixTier:
         self._row_bytes = capabilities.row_bytes
         self.block_rows = rows_of_block(self._row_bytes) if block_rows is None else block_rows
         self._states = StoredStates(store, runner, self.block_rows) if capabilities.state_bytes else None
-        """Of a model with a recurrent state."""
+        """The states of a model that has recurrent ones."""
         self.clock = clock
         self._log = structlog.get_logger()
         self._saves = True

@@ -1,4 +1,4 @@
-"""Architectures by format and backend, asked of the code: `python -m tests.docs.architectures` writes the table.
+"""Architectures by format and backend, asked of the code: `python -m tests.docs.tables.architectures` writes the table.
 
 Each cell is the result of loading a small checkpoint of the architecture in that format by both backends for CPUs, as
 in `tests.docs.features`.
@@ -25,7 +25,7 @@ from workers.checkpoints.architectures.families import FAMILIES as SERVED
 from workers.errors import LoadRefused
 from workers.process.backends import load_runner
 
-BEGIN, END = "<!-- made by `python -m tests.docs.architectures` -->\n", "<!-- architectures end -->\n"
+BEGIN, END = "<!-- made by `python -m tests.docs.tables.architectures` -->\n", "<!-- architectures end -->\n"
 BLOCK = re.compile(f"{re.escape(BEGIN)}(.*?){re.escape(END)}", re.DOTALL)
 BACKENDS = {column.backend: column for column in COLUMNS if not column.gpu}
 TITLES = {"iree": "IREE", "mlx": "MLX"}
