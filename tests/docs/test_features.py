@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
 pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
 
-from tests.docs.tables import architectures
 from tests.docs.features import BLOCK, PAGE, block
+from tests.docs.tables import architectures
 from tests.families import FAMILIES
 
 SAMPLE = ("granitemoe", "qwen3", "qwen3_5_text")
