@@ -43,7 +43,7 @@ EXACT = ("f32",)
 LEAST = 0.9
 """The share of tokens that must agree: a difference in the last bits changes a token where two are as likely."""
 LAYERS = 4
-"""Layers of a checkpoint. The last one attends in every hybrid family, and has no window where every fourth lacks it."""
+"""Layers of a checkpoint. The last attends in every hybrid family, and has no window where every fourth lacks it."""
 UNKNOWN = ("falcon", "glm", "granitemoeshared", "helium", "mimo", "ministral", "phi3", "stablelm")
 """Families that cannot be compared: llama.cpp does not have them, or its converter fails on their test checkpoints, or
 their files need a tokenizer of another kind, or Baton does not read them."""
