@@ -563,7 +563,9 @@ class BatchEngine:
         return sequence_end(sequence, reason, self._clock())
 
     def _forget(self, sequence: EngineSequence) -> None:
-        """Read nothing more for a sequence from the prefix tier, and score its prompt no further."""
+        """Read nothing more for a sequence from the prefix tier, keep no state of it for transfers, and score its
+        prompt no further."""
+        self._exchange.forget(sequence.request.stream)
         if self._tier is not None:
             self._tier.forget(sequence.request.stream)
         if self._sparse is not None:
