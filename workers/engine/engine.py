@@ -522,6 +522,7 @@ class BatchEngine:
             reason = self._scheduler.accept(sequence, token)
         except Exception as error:  # noqa: BLE001 - an error of a constraint must end this request only
             self._scheduler.remove(sequence.request.stream)
+            self._forget(sequence)
             self._resets.reset_dirty()
             self._step.constraint_failed(sequence.request.stream, error)
             return False
@@ -536,6 +537,7 @@ class BatchEngine:
         self._scheduler.remove(sequence.request.stream)
         self._resets.reset_dirty()
         if isinstance(end, Exception):
+            self._forget(sequence)
             self._step.constraint_failed(sequence.request.stream, end)
         else:
             self._end(sequence, end, now)
