@@ -13,12 +13,14 @@ import pytest
 
 from gateway.fleet.launch import WorkerLaunch
 from models import builtin_path
+from tests.checkpoints import make_checkpoint
 from tests.gateway.harness.real import Real, command_of, gather, launch, real_gateway
 from tests.gateway.harness.serving import COMPLETION
 from tests.gateway.harness.traffic import ask
 from tests.gateway.metrics.test_metrics import scrape
 from tests.gateway.test_real_workers import ids, streamed
 from workers.faults.plan import Fault
+from workers.prefix_store.block import RowBlock
 from workers.process.spec import WorkerSpec
 
 pytestmark = pytest.mark.anyio
@@ -35,8 +37,9 @@ BODY = COMPLETION | {
 }
 
 
-def iree(name: str, cache_dir: Path, **options: Any) -> WorkerLaunch:
-    spec = WorkerSpec(name, "tiny", str(builtin_path()), backend="iree", max_batch_size=2, workers=2, threads=1)
+def iree(name: str, cache_dir: Path, path: Path | None = None, **options: Any) -> WorkerLaunch:
+    model = str(path or builtin_path())
+    spec = WorkerSpec(name, "tiny", model, backend="iree", max_batch_size=2, workers=2, threads=1)
     slow = Fault("slow", calls=0, seconds=0.004)  # or the stream ends before the drain begins
     chosen = msgspec.structs.replace(spec, cache_dir=str(cache_dir), log_level="warning", faults=(slow,), **options)
     return WorkerLaunch(name, "tiny", command_of(chosen))
@@ -54,7 +57,7 @@ async def test_a_moved_stream_has_the_tokens_of_an_undisturbed_one(
         source: list[str] = []
 
         async def drain() -> None:
-            await real.until(lambda: any(len(each.tokens) > 5 for each in real.router.sequences()))
+            await real.until(lambda: some_tokens(real))
             source.extend(each.worker for each in real.router.sequences())
             assert (await ask(real, f"/admin/workers/{source[0]}/drain"))["outcome"] == "done"
 
@@ -69,6 +72,55 @@ async def test_a_moved_stream_has_the_tokens_of_an_undisturbed_one(
     assert seen["baton_batch_prefill_tokens_total"] < len(PROMPT), "only what was generated meanwhile"
     assert len(ids(moved)) == COUNT
     assert ids(moved) == ids(again)
+
+
+@pytest.mark.timeout(300)  # with an empty cache of graphs
+async def test_a_hybrid_model_goes_on_from_the_tier_and_moves_with_its_state(tmp_path: Path, cache_dir: Path) -> None:
+    """One of two workers is killed, and its stream goes on from the rows and the state that it has saved. Once it has
+    restarted, a stream moves from one to the other."""
+    pytest.importorskip("iree.runtime")
+    path, store = make_checkpoint(tmp_path / "model", "granitemoehybrid"), tmp_path / "prefixes"
+    body = BODY | {"prompt": [each - 200 for each in PROMPT]}
+    options: dict[str, Any] = {"context": 1024, "prefix_cache_bytes": 1 << 24, "prefix_cache_dir": str(store)}
+    async with real_gateway(*(iree(name, cache_dir, path, **options) for name in "ab")) as real:
+        workers: list[str] = []
+
+        def note() -> None:
+            workers.extend(each.worker for each in real.router.sequences())
+
+        def kill_it() -> None:
+            note()
+            pid = real.router.pool[workers[0]].status.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+        async def drain() -> None:
+            await real.until(lambda: some_tokens(real), act=note)
+            assert (await ask(real, f"/admin/workers/{workers[-1]}/drain"))["outcome"] == "done"
+
+        kill = lambda: real.until(lambda: some_tokens(real) and saved_states(store) > 0, act=kill_it)  # noqa: E731
+        killed, _ = await gather(lambda: streamed(real, body), kill)
+        of_both = [await scrape(real, name) for name in "ab"]
+        await real.ready("a", "b")
+        moved, _ = await gather(lambda: streamed(real, body | {"cache_salt": "moved"}), drain)
+        metrics = (await real.client.get("/metrics")).text
+        again = await streamed(real, body | {"cache_salt": "other"})
+    assert [sum(each[f"baton_prefix_tier_{name}_total"] for each in of_both) for name in ("hits", "failures")] == [1, 0]
+    assert sum(each["baton_prefix_tier_tokens_total"] for each in of_both) >= len(PROMPT) // 64 * 64
+    assert 'baton_row_transfers_total{model="tiny",outcome="moved"} 1.0' in metrics
+    assert ids(killed) == ids(moved) == ids(again)
+    assert len(ids(again)) == COUNT
+
+
+def some_tokens(real: Real) -> bool:
+    return any(len(each.tokens) > 5 for each in real.router.sequences())
+
+
+def saved_states(store: Path) -> int:
+    """The number of files of states, which follow a block by a name that is derived from its own."""
+    names = {file.name for file in store.glob("*-*") if len(file.name) == 65}
+    blocks = (RowBlock(*map(bytes.fromhex, name.split("-"))) for name in names)
+    return len({block.state.name for block in blocks} & names)
 
 
 async def test_a_prompt_that_a_prefill_worker_computed_has_the_tokens_of_another_run(cache_dir: Path) -> None:

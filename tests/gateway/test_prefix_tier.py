@@ -37,7 +37,7 @@ async def test_a_stream_that_loses_its_worker_starts_from_the_tier(
 
         async def kill() -> None:
             await began.wait()
-            await real.until(lambda: len(list(Path(directory).glob("*-*"))) >= BLOCKS + recurrent)
+            await real.until(lambda: len(list(Path(directory).glob("[0-9a-f]*-*"))) >= BLOCKS + recurrent)
             running = [worker.status for worker in real.workers if worker.status.gauges.slots_active]
             (pid,) = [status.pid for status in running]
             assert pid is not None
@@ -65,7 +65,7 @@ async def test_a_prefix_outlives_the_gateway_in_a_directory_that_is_named(tmp_pa
         async with real_gateway(launch("a", prefix_cache_dir=directory)) as real:
             answers.append((await real.client.post("/v1/completions", json=BODY)).json())
             await real.until(lambda: real.status(0).state is WorkerState.READY)
-            await real.until(lambda: len(list(Path(directory).glob("*-*"))) >= BLOCKS)
+            await real.until(lambda: len(list(Path(directory).glob("[0-9a-f]*-*"))) >= BLOCKS)
     assert answers[0]["choices"] == answers[1]["choices"]
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert cached == [0, BLOCKS * 64]

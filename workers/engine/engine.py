@@ -522,6 +522,7 @@ class BatchEngine:
             reason = self._scheduler.accept(sequence, token)
         except Exception as error:  # noqa: BLE001 - an error of a constraint must end this request only
             self._scheduler.remove(sequence.request.stream)
+            self._forget(sequence)
             self._resets.reset_dirty()
             self._step.constraint_failed(sequence.request.stream, error)
             return False
@@ -536,6 +537,7 @@ class BatchEngine:
         self._scheduler.remove(sequence.request.stream)
         self._resets.reset_dirty()
         if isinstance(end, Exception):
+            self._forget(sequence)
             self._step.constraint_failed(sequence.request.stream, end)
         else:
             self._end(sequence, end, now)
@@ -563,7 +565,9 @@ class BatchEngine:
         return sequence_end(sequence, reason, self._clock())
 
     def _forget(self, sequence: EngineSequence) -> None:
-        """Read nothing more for a sequence from the prefix tier, and score its prompt no further."""
+        """Read nothing more for a sequence from the prefix tier, keep no state of it for transfers, and score its
+        prompt no further."""
+        self._exchange.forget(sequence.request.stream)
         if self._tier is not None:
             self._tier.forget(sequence.request.stream)
         if self._sparse is not None:

@@ -40,9 +40,9 @@ def owner_key(owner: str) -> bytes:
     return hashlib.blake2b(owner.encode(), digest_size=KEY_BYTES).digest()
 
 
-def most_pinned(max_bytes: int, size: int) -> int:
-    """Return the blocks of `size` bytes that one owner may pin in a store of `max_bytes`."""
-    return int(OWNER_SHARE * max_bytes) // size
+def most_pinned(max_bytes: int, size: int, beside: int = 0) -> int:
+    """Return the blocks of `size` bytes that one owner may pin in a store of `max_bytes`, with one of `beside`."""
+    return max(0, int(OWNER_SHARE * max_bytes) - beside) // size
 
 
 def pin(

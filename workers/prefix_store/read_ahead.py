@@ -10,6 +10,8 @@ from workers.prefix_store.block import RowBlock
 
 AHEAD_BLOCKS = 8
 """Blocks that are in memory before they are taken."""
+AHEAD_BYTES = 16 << 20
+"""Their bytes, from which on no further one is read: a recurrent state may have more than all other blocks."""
 
 Read = Callable[[RowBlock], memoryview | None]
 
@@ -62,12 +64,14 @@ class ReadAhead:
         if self._thread is not None:
             self._thread.join(wait_s)
 
+    def _has_room(self) -> bool:
+        held = sum(rows.nbytes for _, rows in self._ready.values())
+        return len(self._ready) < AHEAD_BLOCKS and held < AHEAD_BYTES
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._closing or (len(self._queue) > 0 and len(self._ready) < AHEAD_BLOCKS)
-                )
+                self._changed.wait_for(lambda: self._closing or (len(self._queue) > 0 and self._has_room()))
                 if self._closing:
                     return
                 owner, block, read = self._queue.popleft()

@@ -129,9 +129,10 @@ class PrefixStore:
         """Keep the first blocks of a prefix, see `StoreDirectory.pin`."""
         self._post(functools.partial(self._directory.pin, owner, blocks, rows, seconds))
 
-    def most_pinned(self, rows: int) -> int:
-        """Return the blocks with so many bytes of rows that one owner may pin."""
-        return most_pinned(self._max_bytes, stored_size(rows))
+    def most_pinned(self, rows: int, beside: int = 0) -> int:
+        """Return the blocks with so many bytes of rows that one owner may pin, with a state of `beside` bytes; 0 is
+        none."""
+        return most_pinned(self._max_bytes, stored_size(rows), stored_size(beside) if beside else 0)
 
     def discard(self, block: RowBlock) -> None:
         """Remove a block."""

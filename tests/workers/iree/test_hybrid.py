@@ -115,6 +115,10 @@ def test_rows_of_a_decode_step_are_taken_back(hybrid: IreeRunner) -> None:
     hybrid.reset(2)
     second = drafted(21, TOKENS[21:24])  # the drafts were wrong, and are overwritten
     assert bytes(hybrid.read_state(1)) == states[4]
+    assert [bytes(hybrid.read_state(1, length)) for length in range(21, 25)] == states[1:], "it stays as it is"
+    for length, back in ((20, 4), (25, -1)):
+        with pytest.raises(ValueError, match=f"length: {back} rows of slot 1 to take back, 3 can be"):
+            hybrid.read_state(1, length)
     hybrid.copy_prefix(1, 3, 22)
     assert bytes(hybrid.read_state(3)) == states[2]
     hybrid.copy_prefix(1, 1, 22)

@@ -42,6 +42,15 @@ def test_each_owner_has_an_eighth_and_all_have_half() -> None:
     ], "the first blocks of the prefix"
 
 
+def test_a_state_has_room_beside_the_blocks_before_it() -> None:
+    assert [most_pinned(most, 10, 25) for most in (80, 279, 280, 360)] == [0, 0, 1, 2]
+    state = chain(4)[3:]
+    for most, kept in ((279, 3), (280, 1), (360, 2)):
+        blocks = chain(3)[: most_pinned(most, 10, 25)] if kept < 3 else chain(3)
+        pins = pin(pin([], A, state, 25, 100.0, 0.0), A, blocks, 10, 100.0, 0.0)
+        assert len(within(pins, most)) == kept + (kept < 3), "without room, all blocks displace it"
+
+
 @pytest.mark.parametrize(("most", "count"), [(159, 1), (160, 2), (239, 2), (240, 3)])
 def test_the_bound_of_an_owner_at_its_edge(most: int, count: int) -> None:
     assert most_pinned(most, 10) == count

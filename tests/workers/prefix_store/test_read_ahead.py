@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from tests.workers.prefix_store.test_directory import chain
 from workers.prefix_store.block import RowBlock
-from workers.prefix_store.read_ahead import AHEAD_BLOCKS, Read, ReadAhead
+from workers.prefix_store.read_ahead import AHEAD_BLOCKS, AHEAD_BYTES, Read, ReadAhead
 
 BLOCKS = chain(AHEAD_BLOCKS + 4)
 WAIT_S = 30
@@ -65,6 +65,18 @@ def test_blocks_are_read_while_nobody_takes_them_up_to_the_bound(ahead: ReadAhea
     for block in BLOCKS:
         assert taken(ahead, block, disk) == block.key
     assert sorted(disk.read) == sorted(block.key for block in BLOCKS), "each is read once"
+
+
+@pytest.mark.parametrize(("size", "count"), [(AHEAD_BYTES // 2, 2), (AHEAD_BYTES // 2 - 1, 3), (AHEAD_BYTES, 1)])
+def test_large_ones_are_few(ahead: ReadAhead, size: int, count: int) -> None:
+    """As recurrent states of many megabytes, for sequences that wait."""
+    rows = memoryview(bytes(size))
+    for owner, block in enumerate(BLOCKS):
+        ahead.expect(owner, [block], lambda block: rows)
+    with ahead._changed:
+        assert ahead._changed.wait_for(lambda: len(ahead._ready) == count and not ahead._reading, WAIT_S)
+        assert not ahead._has_room()
+    assert len(taken(ahead, BLOCKS[0], refused)) == size
 
 
 def test_a_block_that_is_being_read_is_awaited(ahead: ReadAhead, disk: Disk) -> None:

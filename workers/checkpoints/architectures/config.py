@@ -255,7 +255,7 @@ class ModelConfig:
     def conv_state_values(self) -> int:
         """Values of that state which are inputs of convolutions: those of a model with them are of its own type on
         backends that keep them so."""
-        parts = {"convolution": self.convolution, "gated_delta": self.delta}
+        parts = {"convolution": self.convolution, "gated_delta": self.delta, "mamba2": self.mamba}
         convolutions = (parts.get(each.kind) for each in self.plan)
         return sum((each.taps - 1) * each.channels for each in convolutions if each is not None)
 

@@ -105,8 +105,9 @@ class PrefixTier:
         """Read the blocks that a new sequence is going to take while it waits: those beyond the rows that it can take
         from a slot, of which `held` returns the number."""
         rows = self.rows_for(sequence)
-        if self._states is not None and (known := self._known_blocks(sequence.cached.blocks)):
-            sequence.shared_ends.add(known * self.block_rows)  # others will begin behind these as well
+        if self._states is not None:  # others will begin behind these as well
+            ends = {self._known_blocks(sequence.cached.blocks), *map(self._pinned_blocks, sequence.request.pins)}
+            sequence.shared_ends |= {blocks * self.block_rows for blocks in ends if blocks}
         if rows and rows > (other := held(sequence)):
             blocks = sequence.cached.blocks[other // self.block_rows : rows // self.block_rows]
             self._expected.add(sequence.request.stream)
@@ -247,8 +248,10 @@ class PrefixTier:
         cached.pins = tuple(pin for pin in cached.pins if self._pinned_blocks(pin) > cached.saved_blocks)
 
     def _pinned_blocks(self, pin: PinnedPrefix) -> int:
-        """Return the blocks of a prefix that are pinned: whole ones, as many as its owner may have."""
-        return min(pin.rows // self.block_rows, self._store.most_pinned(self._block_bytes))
+        """Return the blocks of a prefix that are pinned: whole ones, as many as its owner may have with the state that
+        they are of no use without."""
+        state_bytes = 0 if self._states is None else self._states.state_bytes
+        return min(pin.rows // self.block_rows, self._store.most_pinned(self._block_bytes, state_bytes))
 
     @property
     def _block_bytes(self) -> int:

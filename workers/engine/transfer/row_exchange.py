@@ -85,8 +85,8 @@ class RowExchange:
         self.rows_format = capabilities.rows_format if able else ""
         """The format of rows that can be read and taken; empty if they cannot. Without exact rows, a sequence could
         reuse its prompt alone."""
-        self._states: OrderedDict[int, tuple[int, bytes]] = OrderedDict()
-        """The states of which transfers have read a part, and the rows that they follow."""
+        self._states: OrderedDict[int, tuple[int, int, bytes]] = OrderedDict()
+        """The states of which transfers have read a part, each with its stream and the rows that it follows."""
         self._transfers: dict[int, _Incoming] = {}
         """Those whose rows are still retained, hence at most one for each slot."""
         self._log = structlog.get_logger()
@@ -116,16 +116,21 @@ class RowExchange:
         size = self._capabilities.state_bytes
         if not asked.start and size and sequence.cached.rows and sequence.cached.has_state:
             if (state := self._snapshots.read(sequence)) is not None:
-                self._states[asked.transfer] = sequence.cached.rows, state
+                self._states[asked.transfer] = asked.stream, sequence.cached.rows, state
             while len(self._states) > STATES_READ:
                 self._states.popitem(last=False)
-        if asked.transfer not in self._states:
+        stream, held, state = self._states.get(asked.transfer, (-1, 0, b""))
+        if stream != asked.stream:
             return RowsRead(asked)
-        held, state = self._states[asked.transfer]
         end = asked.start + min(asked.most, MAX_ROWS_BYTES)
         if end >= size:
             del self._states[asked.transfer]
         return RowsRead(asked, held, rows=state[asked.start : end], state=size)
+
+    def forget(self, stream: int) -> None:
+        """Drop the states of a sequence that has ended, or begins anew: their transfers break off."""
+        for transfer in [number for number, (of, _, _) in self._states.items() if of == stream]:
+            del self._states[transfer]
 
     def write(self, given: WriteRows, *, queued: int) -> RowsTaken:
         """Append rows to those of a transfer. They are not taken if the running sequences leave no room, or no
@@ -134,8 +139,17 @@ class RowExchange:
         try:
             return RowsTaken(given.query, self._write_state(given) if given.state else self._write(given, queued))
         except RowsRefused as refusal:
-            self._transfers.pop(given.transfer, None)
+            self._break_off(given.transfer)
             return RowsTaken(given.query, text=str(refusal))
+
+    def _break_off(self, number: int) -> None:
+        """Take nothing more of a transfer. Rows whose state is missing are of no use, and leave room."""
+        transfer = self._transfers.pop(number, None)
+        if transfer is None or transfer.cached.has_state:
+            return
+        if self._slots.retained_rows(transfer.slot) is transfer.cached:
+            self._slots.evict(transfer.slot)
+            self._resets.reset_dirty()
 
     def _forget_evicted(self) -> None:
         retained = self._slots.retained_rows

@@ -143,6 +143,18 @@ def test_a_sequence_that_is_cancelled_half_restored_leaves_nothing_to_reuse(save
     engine.close()
 
 
+@pytest.mark.parametrize(("blocks", "pins"), [(2, 1 + 1), (3, 2 + 1), (20, 6 + 1)])
+def test_a_pinned_prefix_leaves_room_for_its_state(path: Path, blocks: int, pins: int) -> None:
+    """An owner may have an eighth of the store: so many files."""
+    engine = make(path, 8 * 4096 * blocks)
+    end = serve(engine, request(1, pins=(PinnedPrefix(len(PROMPT), 60.0),)))
+    assert end == (cold(request(1)), 0)
+    store = engine._tier._store if engine._tier else None
+    assert store is not None
+    assert len(store._directory._pins()) == pins
+    engine.close()
+
+
 def test_a_pinned_prefix_keeps_its_state(path: Path) -> None:
     engine = make(path)
     asked = request(1, pins=(PinnedPrefix(50, 60.0),))

@@ -190,8 +190,11 @@ def test_parts_of_a_state_follow_one_another(change: dict[str, Any], reason: str
     source, target = running(**STATEFUL), engine(**STATEFUL)
     assert target.write_rows(part(source, 0, 42)).rows == 42
     assert target.write_rows(state(source, 0, 5)).rows == 42
-    taken = target.write_rows(structs.replace(state(source, 5, 5), **change))
+    given = structs.replace(state(source, 5, 5), **change)
+    taken = target.write_rows(given)
     assert (taken.rows, reason in taken.text) == (0, True), taken.text
+    assert target.gauges().retained_tokens == (42 if given.transfer == 8 else 0), "rows without a state are of no use"
+    assert free(target) == 4
 
 
 def test_a_state_behind_other_rows_is_refused_with_them() -> None:
@@ -213,6 +216,9 @@ def test_a_worker_keeps_few_states_for_transfers() -> None:
     assert held == [0, *[42] * STATES_READ]
     assert source.read_rows(ReadRows(5, 9, 2, 0, 5, state=True)).held == 0
     assert running().read_rows(ReadRows(5, 9, 1, 0, 5, state=True)).held == 0, "a model without a state"
+    assert source.read_rows(ReadRows(5, 4, 2, 5, 5, state=True)).held == 0, "that of another stream"
+    source.cancel(1)
+    assert not source._exchange._states, "it is kept no longer than its sequence runs"
 
 
 @pytest.mark.parametrize(

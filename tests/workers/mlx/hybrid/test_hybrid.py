@@ -54,6 +54,10 @@ def test_a_state_moves_with_its_rows(hybrid: Path, load: Load) -> None:
     runner.prefill([Chunk(0, prompt[:24], 0, 0)], [None])
     state = bytes(runner.read_state(0))
     assert len(state) == runner.capabilities.state_bytes
+    assert bytes(runner.read_state(0, 24)) == state
+    for length, back in ((23, 1), (25, -1)):
+        with pytest.raises(ValueError, match=f"length: {back} rows of slot 0 to take back, 0 can be"):
+            runner.read_state(0, length)
     assert runner.capabilities.decode_rows == 0
     runner.copy_prefix(0, 1, 24)
     expected = runner.logits(chunk)

@@ -19,6 +19,8 @@ CONVOLUTION = 2 * 64
 """Values of the state of LFM2's layer: the last two rows of 64 channels."""
 DELTA = (3 * (2 * 64 + 64), 64 * 32)
 """Those of Qwen3.5's: the last three rows of all channels, and the matrices."""
+MAMBA = (3 * (128 + 2 * 2 * 16), 128 * 16)
+"""Those of Granite 4's: the last three rows of inputs, B and C, and the matrices."""
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,9 @@ DELTA = (3 * (2 * 64 + 64), 64 * 32)
         ("qwen3_5_text", "iree", "bfloat16", 4 * sum(DELTA)),
         ("qwen3_5_text", "mlx", "float32", 4 * sum(DELTA)),
         ("qwen3_5_text", "mlx", "bfloat16", 2 * DELTA[0] + 4 * DELTA[1]),
+        ("granitemoehybrid", "iree", "bfloat16", 4 * sum(MAMBA)),
+        ("granitemoehybrid", "mlx", "float32", 4 * sum(MAMBA)),
+        ("granitemoehybrid", "mlx", "bfloat16", 2 * MAMBA[0] + 4 * MAMBA[1]),
         ("llama", "iree", "float32", 0),
     ],
 )
