@@ -59,5 +59,5 @@ def test_a_renamed_matrix_keeps_its_own_groups_and_is_there_once(tmp_path: Path)
     )
     twice = {f"model.layers.0.feed_forward.{part}.weight": np.ones((2, 2), np.float32) for part in ("w1", "gate_proj")}
     write_safetensors(source / "model.safetensors", twice)
-    with pytest.raises(CheckpointError, match="feed_forward.* is there as .*feed_forward.*, too"):
+    with pytest.raises(CheckpointError, match=r"feed_forward.* is there as .*feed_forward.*, too"):
         open_weights(source)
