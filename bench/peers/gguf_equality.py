@@ -47,15 +47,24 @@ LAYERS = 4
 UNKNOWN = ("falcon", "glm", "granitemoeshared", "helium", "mimo", "ministral", "phi3", "stablelm")
 """Families that cannot be compared: llama.cpp does not have them, or its converter fails on their test checkpoints, or
 their files need a tokenizer of another kind, or Baton does not read them."""
+DELTA = {"fields": {"linear_value_head_dim": 32, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}}
+"""A gated delta network as llama.cpp expects it: keys are as wide as values, and every fourth layer attends."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cohere": {"fields": {"use_qk_norm": False}},
     "ernie4_5": {"fields": {"use_bias": False}},
+    "ernie4_5_moe": {"ffn": 192},
     "exaone4": {"fields": {"sliding_window": None}},
+    "glm4_moe": {"tied": False, "fields": {"num_nextn_predict_layers": 0}},
     "gpt_neox": {"tied": False, "kv_heads": 4},
+    "granitemoehybrid": {"fields": {"intermediate_size": 96}},
     "nemotron": {"tied": False},
     "olmo2": {"tied": False},
     "olmo3": {"tied": False},
     "phi": {"tied": False, "kv_heads": 4, "ffn": 256},
+    "qwen2_moe": {"tied": False},
+    "qwen3_5_moe_text": DELTA,
+    "qwen3_5_text": DELTA,
+    "qwen3_next": DELTA,
 }
 """Options of checkpoints, as llama.cpp expects them."""
 
