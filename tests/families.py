@@ -843,7 +843,7 @@ def random_weights(config: Mapping[str, Any], live: int, rng: np.random.Generato
         tensors[f"{norm}.bias"] = weights.bias(hidden)
     if traits.head_bias:
         tensors[f"{head}.bias"] = np.where(mask[:, 0], weights.bias(vocab), np.float32(-9))
-    if traits.extra_layer:
+    if traits.extra_layer and config["num_nextn_predict_layers"]:
         tensors[f"{layers}{config['num_hidden_layers']}.eh_proj.weight"] = weights.matrix(hidden, 2 * hidden, 1.0)
     if config.get("mtp_num_hidden_layers"):
         tensors |= _qwen_mtp(traits, config, weights)

@@ -138,9 +138,9 @@ class Engine:
             pass
         return length / (time.perf_counter() - start)
 
-    def complete(self, prompt: Sequence[int], tokens: int) -> list[int]:
-        """Greedy tokens after a prompt."""
-        self._submit(tuple(prompt), tokens)
+    def complete(self, prompt: Sequence[int], tokens: int, banned: frozenset[int] = frozenset()) -> list[int]:
+        """Greedy tokens after a prompt, without those that are `banned`."""
+        self._submit(tuple(prompt), tokens, banned=banned)
         out: list[int] = []
         while not self._engine.idle:
             out += [token.token for token in self._step().tokens]
@@ -149,10 +149,20 @@ class Engine:
     def close(self) -> None:
         self._engine.close()
 
-    def _submit(self, prompt: tuple[int, ...], tokens: int, constraint: Constraint | None = None) -> int:
+    def _submit(
+        self,
+        prompt: tuple[int, ...],
+        tokens: int,
+        constraint: Constraint | None = None,
+        banned: frozenset[int] = frozenset(),
+    ) -> int:
         self._streams += 1
+        least = tokens if banned else 0
+        request = EngineRequest(
+            self._streams, prompt, max_tokens=tokens, constraint=constraint, eos=banned, min_tokens=least
+        )
         try:
-            self._engine.submit(EngineRequest(self._streams, prompt, max_tokens=tokens, constraint=constraint))
+            self._engine.submit(request)
         except RequestRefused as error:
             raise RefusedError(str(error)) from error
         return self._streams

@@ -10,6 +10,8 @@ from typing import Any
 MAX_VALUES = 128
 """Values of an example, and the most characters of one of its strings."""
 MAX_DEPTH = 8
+MAX_PATH = 1024
+"""Characters of a reference that is followed: each value of a schema may have a long one again."""
 ITEMS = 2
 """Elements of an array: what follows one is seen then."""
 
@@ -26,6 +28,8 @@ class _Writer:
         self._left = MAX_VALUES
         self._turns: dict[int, int] = {}
         """The last turn of each enumeration, by its identity."""
+        self._stated: dict[int, Any] = {}
+        """Stated values without the long ones, by their identity: many references may lead to one."""
 
     def value(self, schema: Any, depth: int) -> Any:
         """Return an example of a schema at a depth; None beyond the bounds."""
@@ -34,10 +38,10 @@ class _Writer:
         if self._left < 0 or depth > MAX_DEPTH or not isinstance(schema, Mapping):
             return None
         if "const" in schema:
-            return _short(schema["const"])
+            return self._short(schema["const"])
         if isinstance(choices := schema.get("enum"), list) and choices:
             turn = self._turns[id(choices)] = self._turns.get(id(choices), -1) + 1
-            return _short(choices[turn % len(choices)])
+            return self._short(choices[turn % len(choices)])
         for name in ("anyOf", "oneOf", "allOf"):
             if isinstance(options := schema.get(name), list) and options and "properties" not in schema:
                 return self.value(options[0], depth)
@@ -65,14 +69,15 @@ class _Writer:
             path = schema.get("$ref") if isinstance(schema, Mapping) else None
             if not isinstance(path, str):
                 return schema
-            if path != "#" and not path.startswith("#/"):
+            if (path != "#" and not path.startswith("#/")) or len(path) > MAX_PATH:
                 return None
             schema = self._root
             for part in path.split("/")[1:]:
                 schema = schema.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
         return None
 
-
-def _short(value: Any) -> Any:
-    """Return a stated value; None for a long one."""
-    return value if len(json.dumps(value)) <= MAX_VALUES else None
+    def _short(self, value: Any) -> Any:
+        """Return a stated value; None for a long one."""
+        if id(value) not in self._stated:
+            self._stated[id(value)] = value if len(json.dumps(value)) <= MAX_VALUES else None
+        return self._stated[id(value)]

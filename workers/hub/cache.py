@@ -50,6 +50,12 @@ class CachedModel:
             for name in found
         ]
 
+    @property
+    def has_others(self) -> bool:
+        """There are several models, not a single one in GGUF files alone."""
+        several = len(models(file.name for file in self.path.glob(f"*{SUFFIX}"))) > 1
+        return several or any(self.path.glob("*.safetensors*"))
+
     def files_of(self, model: HubId) -> list[Path]:
         """Return the GGUF files of the model of a quantization, all of its shards; empty for none and for several."""
         names = [file.name for file in self.path.glob(f"*{SUFFIX}")]
@@ -109,7 +115,7 @@ class HubCache:
         for each in self.read().models:
             files = each.files_of(model) if model.quantization and each.named_by(model) else []
             if files:
-                found.append((each, files if len(each.entries()) > 1 else []))
+                found.append((each, files if each.has_others else []))
             elif each.named_by(model) and not model.quantization:
                 found.append((each, []))
         return found
@@ -153,7 +159,7 @@ class HubCache:
                     file.unlink()
                 kept = {file.resolve() for file in (folder / "snapshots").rglob("*")}
                 for content in stored:
-                    if content not in kept:
+                    if content not in kept and content.is_relative_to(folder.resolve()):  # not of a link elsewhere
                         content.unlink(missing_ok=True)
             except OSError as error:
                 raise _not_writable(Path(error.filename)) from error

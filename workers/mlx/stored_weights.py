@@ -11,7 +11,7 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.tensors import is_derived, is_later_layer
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
-from workers.checkpoints.mlx_files.converted_weights import DELTA, NORMS
+from workers.checkpoints.mlx_files.converted_weights import DELTA, NORMS, converted_name
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
@@ -47,6 +47,9 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = {name: tensor for name, tensor in _read(weights).items() if not unread(name, config)}
     if config.family == "granitemoehybrid" and config.experts is None:
         tensors, groups = _renamed(tensors, *SHARED_MLP), groups and _renamed(groups, *SHARED_MLP)
+    if config.family == "lfm2_moe":  # mlx-lm itself renames plain matrices alone
+        tensors = {converted_name(name): tensor for name, tensor in tensors.items()}
+        groups = groups and {converted_name(name): each for name, each in groups.items()}
     if quantization is not None and quantization.method == "awq":
         tensors = _from_awq(tensors)
     if mtp is not None:

@@ -36,8 +36,8 @@ def convert(source: Path, checkpoint: Path, file: Path, kind: str) -> None:
     rotated = config.get("rotary_pct", config.get("partial_rotary_factor", 1.0))
 
     def with_rotation(*arguments: Any, **options: Any) -> dict[str, Any]:
-        found: dict[str, Any] = hparams(*arguments, **options)
-        return {"rotary_pct": rotated} | found
+        fields: dict[str, Any] = hparams(*arguments, **options)
+        return {"rotary_pct": rotated} | fields
 
     base.ModelBase.load_hparams = staticmethod(with_rotation)
     words = ["convert_hf_to_gguf.py", str(checkpoint), "--outfile", str(file), "--outtype", kind]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from workers.grammar.example import MAX_DEPTH, MAX_VALUES, example_of
+from workers.grammar.example import MAX_DEPTH, MAX_PATH, MAX_VALUES, example_of
 
 NESTED: Any = {"type": "string"}
 for _ in range(MAX_DEPTH + 2):
@@ -47,3 +47,25 @@ def test_an_example_is_bounded() -> None:
     deep = example_of(NESTED)
     assert deep.count("{") == MAX_DEPTH + 1
     assert "null" in deep
+
+
+def test_a_long_value_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema has 512 KiB, of which each of 128 references would have taken some 20 ms."""
+    written: list[object] = []
+    dumps = json.dumps
+
+    def noted(value: object, **options: Any) -> str:
+        written.append(value)
+        return dumps(value, **options)
+
+    monkeypatch.setattr(json, "dumps", noted)
+    long = list(range(MAX_VALUES))
+    schema = {"type": "array", "prefixItems": [{"$ref": "#/x"}] * MAX_VALUES, "x": {"const": long}}
+    assert json.loads(example_of(schema)) == [None] * (MAX_VALUES - 1)
+    assert sum(value is long for value in written) == 1
+
+
+def test_a_reference_may_have_so_many_characters() -> None:
+    for extra, expected in ((0, 1), (1, None)):
+        name = "a" * (MAX_PATH - len("#/") + extra)
+        assert json.loads(example_of({"$ref": f"#/{name}", name: {"const": 1}})) == expected

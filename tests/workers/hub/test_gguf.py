@@ -176,6 +176,21 @@ def test_what_another_revision_has_of_a_quantization_stays(files: HubServer, cac
     assert newer.read_bytes() == b"model-Q8_0.gguf"
 
 
+def test_safetensors_stay_beside_a_quantization_that_is_removed(hub: HubServer, cache: Path, tmp_path: Path) -> None:
+    """So does what a link that somebody has put into the cache leads to."""
+    hub.repos["org/both"] = {"model-Q8_0.gguf": b"gguf", "config.json": b"{}", "model.safetensors": b"weights"}
+    for quantization in ("Q8_0", ""):
+        work = download(hub, cache, quantization, "org/both")
+        path = work.run(work.plan())
+    store, own = HubCache(cache), tmp_path / "own-Q4_0.gguf"
+    own.write_bytes(b"own")
+    (path / "model-Q4_0.gguf").symlink_to(own)
+    for quantization in ("Q8_0", "Q4_0"):
+        store.remove(HubId("org/both", quantization=quantization))
+    assert sorted(file.name for file in path.iterdir()) == ["config.json", "model.safetensors"]
+    assert own.read_bytes() == b"own"
+
+
 def test_names_are_completed_with_quantizations(files: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("Q8_0", "BF16"):
         work = download(files, cache, name)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.family import Family
+from workers.checkpoints.architectures.fields import MAX_PARTS
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.keys import Keys
 from workers.checkpoints.gguf.layouts.architecture import (
@@ -158,6 +159,8 @@ def _read_repeated(keys: Keys, family: Family) -> None:
 def layers_of(keys: Keys) -> int:
     """Return the number of layers, without those that only predict several tokens."""
     blocks, predicting = keys.integer("block_count"), keys.get("nextn_predict_layers") or 0
+    if blocks > MAX_PARTS:
+        raise keys.error("block_count", f"{blocks} is more than {MAX_PARTS} layers")
     if not isinstance(predicting, int) or not 0 <= predicting < blocks:
         raise keys.error("nextn_predict_layers", f"{predicting!r} is not a number from 0 to below {blocks}")
     return blocks - predicting

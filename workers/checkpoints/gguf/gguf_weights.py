@@ -212,7 +212,10 @@ class GgufWeights(Weights):
         if self._offset and name.endswith("norm.weight") and source.module not in architecture.uncentred:
             values = values.astype(np.float32) - np.float32(self._offset)
         if source.module in architecture.values:
-            values = architecture.values[source.module](values.astype(np.float32))
+            try:
+                values = architecture.values[source.module](values.astype(np.float32))
+            except ValueError as error:
+                raise self._model.error(source.tensor.name, str(error)) from error
         values = source.order.restore(values).reshape(source.shape)
         return values[:, None] if self._has_taps(source) else values
 

@@ -62,6 +62,11 @@ class Keys:
         """The number under a key; None where it is missing or 0."""
         return self.number(name) if self.get(name) else None
 
+    def check_total(self, name: str, total: int, most: int) -> None:
+        """Raise `CheckpointError` that names a key by which a product of several is more than `most`."""
+        if total > most:
+            raise self.error(name, f"{self.peek(name)!r} makes {total} rows, more than {most}")
+
     def refuse_others(self) -> None:
         """Raise `CheckpointError` for a key that was not read and may change the mathematics."""
         prefix = f"{self.architecture}."

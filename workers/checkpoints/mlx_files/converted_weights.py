@@ -1,11 +1,14 @@
 """The tensors of hybrid models as mlx-lm's converter writes them, in the layout and with the values of the originals.
 
 mlx-lm keeps the weights of a convolution as [channels, taps, 1], and adds one to the norms of Qwen3.5 and Qwen3-Next,
-where the originals have [channels, 1, taps] and norms around zero (`sanitize` of mlx_lm/models/lfm2.py, qwen3_5.py and
-qwen3_next.py).
+where the originals have [channels, 1, taps] and norms around zero (`sanitize` of mlx_lm/models/lfm2.py, qwen3_5.py,
+qwen3_next.py, granitemoehybrid.py and nemotron_h.py). Of LFM2 with experts it renames the MLPs of dense layers, too
+(lfm2_moe.py).
 """
 
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,11 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.wrapper import Wrapper
 from workers.checkpoints.expert_stacks import StackLayout
+from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.weights import SafetensorsWeights
 
-CONVOLUTIONS = (".linear_attn.conv1d.weight", ".conv.conv.weight")
+CONVOLUTIONS = (".linear_attn.conv1d.weight", ".conv.conv.weight", ".mamba.conv1d.weight", ".mixer.conv1d.weight")
 DELTA = ".linear_attn.conv1d.weight"
 """The convolution of models whose norms have one added."""
 NORMS = (
@@ -27,6 +31,9 @@ NORMS = (
     ".q_norm.weight",
     ".k_norm.weight",
 )
+MLP = re.compile(r"(.+\.feed_forward\.)(gate_proj|up_proj|down_proj)((?:\..+)?)")
+PARTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+"""The matrices of an MLP of LFM2, by mlx-lm's names."""
 
 
 class ConvertedWeights(SafetensorsWeights):
@@ -39,9 +46,24 @@ class ConvertedWeights(SafetensorsWeights):
         wrapper: Wrapper | None = None,
         stacks: StackLayout = "halves",
     ) -> None:
+        if quantization is not None:
+            overrides = {original_name(name): each for name, each in quantization.overrides.items()}
+            quantization = replace(quantization, overrides=overrides)
         super().__init__(directory, quantization, wrapper, stacks)
         self._swapped = frozenset(self._find_swapped())
         self._shifted = any(name.endswith(DELTA) for name in self._swapped)
+
+    def _locate(self) -> dict[str, Path]:
+        """See `SafetensorsWeights._locate`."""
+        where: dict[str, Path] = {}
+        for stored, file in super()._locate().items():
+            name = original_name(stored)
+            if name in where:
+                raise CheckpointError(file, stored, f"is there as {self._stored.get(name, name)}, too")
+            if name != stored:
+                self._stored[name] = self._stored.pop(stored, stored)
+            where[name] = file
+        return where
 
     def _find_swapped(self) -> Iterable[str]:
         """Find the convolutions whose taps are their second dimension."""
@@ -62,3 +84,18 @@ class ConvertedWeights(SafetensorsWeights):
         if self._shifted and name.endswith(NORMS):
             return tensor.astype(np.float32) - np.float32(1)
         return tensor
+
+
+def original_name(name: str) -> str:
+    """Return the original's name of a tensor or module of an MLP that mlx-lm renames; others keep theirs."""
+    match = MLP.fullmatch(name)
+    return name if match is None else f"{match[1]}{PARTS[match[2]]}{match[3]}"
+
+
+def converted_name(name: str) -> str:
+    """Return mlx-lm's name of a tensor of an MLP, the opposite of `original_name`."""
+    for converted, original in PARTS.items():
+        before, found, end = name.rpartition(f".feed_forward.{original}.")
+        if found:
+            return f"{before}.feed_forward.{converted}.{end}"
+    return name

@@ -12,8 +12,9 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
+from tests.workers.checkpoints.gguf import gguf_files
 from tests.workers.checkpoints.gguf.conversions import converted
-from tests.workers.checkpoints.gguf.gguf_files import make_gguf
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf
 from workers.checkpoints.architectures.tensors import check_tensors
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
 
@@ -228,3 +229,62 @@ def test_granite_4_is_refused_by_its_key(tmp_path: Path, key: str, value: object
     with pytest.raises(CheckpointError) as refused:
         ModelConfig.from_dir(file)
     assert str(refused.value) == f"{file}: {key}: {problem}"
+
+
+HUGE: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "gpt_neox": ({"embedding_length": 1 << 24}, "gptneox.embedding_length: 16777216 makes 50331648 rows, more than"),
+    "qwen3_5_text": (
+        {"ssm.group_count": 1 << 20, "ssm.time_step_rank": 1 << 20, "ssm.inner_size": 1 << 20, "ssm.state_size": 1},
+        "qwen35.ssm.state_size: 1 makes 3145728 rows, more than 1048576",
+    ),
+    "qwen3_5_moe_text": ({"ssm.inner_size": (1 << 20) + 4}, "qwen35moe.ssm.inner_size: 1048580 makes 1048580 rows"),
+    "qwen3_next": ({"ssm.time_step_rank": 1 << 20}, "qwen3next.ssm.time_step_rank: 1048576 makes 2097152 rows"),
+}
+"""Keys that ask for orders of absurdly many rows, and the errors."""
+
+
+@pytest.mark.parametrize("family", HUGE)
+def test_orders_of_absurdly_many_rows_are_refused(tmp_path: Path, family: str) -> None:
+    keys, problem = HUGE[family]
+    path = make_checkpoint(tmp_path / "model", family, **FAMILIES[family])
+    prefix = problem.partition(".")[0]
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={f"{prefix}.{key}": each for key, each in keys.items()})
+    with pytest.raises(CheckpointError) as refused:
+        open_weights(file)
+    assert str(refused.value).startswith(f"{file}: {problem}")
+
+
+def test_absurdly_many_layers_and_heads_with_norms_are_refused(tmp_path: Path, checkpoint: Path) -> None:
+    layers = make_gguf(checkpoint, tmp_path / "layers.gguf", metadata={"llama.block_count": 4097})
+    with pytest.raises(CheckpointError, match=r"llama\.block_count: 4097 is more than 4096 layers"):
+        ModelConfig.from_dir(layers)
+    path = make_checkpoint(tmp_path / "model", "stablelm", fields={"qk_layernorm": True})
+    heads = make_gguf(path, tmp_path / "heads.gguf", metadata={"stablelm.attention.head_count": 4097})
+    with pytest.raises(CheckpointError, match="num_attention_heads: 4097 is not an integer from 1 to 4096"):
+        ModelConfig.from_dir(heads)
+
+
+def test_which_layers_are_recurrent_must_be_true_or_false(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "qwen3_5_text")
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={"qwen35.attention.recurrent_layers": [2, 0]})
+    with pytest.raises(CheckpointError, match=r"recurrent_layers: is not a list of true and false for each of 2 lay"):
+        ModelConfig.from_dir(file)
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan], ids=["positive", "nan"])
+def test_a_decay_that_is_none_is_refused_by_its_tensor(tmp_path: Path, value: float) -> None:
+    path = make_checkpoint(tmp_path / "model", "qwen3_5_text")
+    name = "model.layers.0.linear_attn.A_log"
+    stored = dict(open_weights(path))
+    written = {"blk.0.ssm_a": np.full(stored[name].shape, value, np.float32)}
+
+    def write(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Any], kind: Type) -> None:
+        write_gguf(file, metadata, {**tensors, **written}, kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf_files, "write_gguf", write)
+        weights = open_weights(make_gguf(path, tmp_path / "model.gguf"))
+        with pytest.raises(CheckpointError, match=r"blk\.0\.ssm_a: has a value that is positive or no number"):
+            weights[name]
+        written["blk.0.ssm_a"] = np.zeros_like(stored[name], np.float32)
+        assert np.all(open_weights(make_gguf(path, tmp_path / "model.gguf"))[name] == -np.inf), "it never decays"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from workers.checkpoints.architectures.family import AFTER, BEFORE, Family, all_layers, but_every
-from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.parts import HeadNorm, Names, Norms
 
 COHERE_DEFAULTS = {
@@ -43,6 +43,8 @@ def vary_stablelm(family: Family, fields: Fields) -> Family:
     """Parallel layers have one norm; heads may have norms."""
     parallel = fields.flag("use_parallel_residual", False)
     head_norm: HeadNorm | None = "own" if fields.flag("qk_layernorm", False) else None
+    if head_norm is not None:
+        fields.integer("num_attention_heads", most=MAX_PARTS)  # the norm of each has a name
     return replace(family, parallel=parallel, norms=ONE_NORM if parallel else BEFORE, head_norm=head_norm)
 
 

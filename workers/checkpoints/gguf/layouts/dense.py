@@ -15,7 +15,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
     read_window,
     set_family,
 )
-from workers.checkpoints.gguf.layouts.orders import StoredOrder, heads_from_parts
+from workers.checkpoints.gguf.layouts.orders import MAX_ROWS, StoredOrder, heads_from_parts
 
 UNGATED = ATTENTION | {"ffn_norm": "post_attention_layernorm", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 GPT_NEOX = {
@@ -61,6 +61,7 @@ def read_gpt_neox(keys: Keys, fields: Fields) -> None:
 
 def order_gpt_neox(keys: Keys) -> Mapping[str, StoredOrder]:
     heads = keys.integer("attention.head_count")
+    keys.check_total("embedding_length", 3 * keys.integer("embedding_length"), MAX_ROWS)
     return {"attn_qkv": heads_from_parts(heads, keys.integer("embedding_length") // heads)}
 
 

@@ -17,7 +17,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
     read_multipliers,
 )
 from workers.checkpoints.gguf.layouts.mixtures import QWEN2_EXPERTS, QWEN3_EXPERTS
-from workers.checkpoints.gguf.layouts.orders import StoredOrder, grouped_heads
+from workers.checkpoints.gguf.layouts.orders import MAX_ROWS, StoredOrder, grouped_heads
 
 LFM2 = ATTENTION | {
     "attn_norm": "operator_norm",
@@ -93,7 +93,7 @@ def read_delta(keys: Keys, fields: Fields) -> None:
     interval = keys.integer("full_attention_interval", 4)
     if recurrent is None:
         recurrent = [(layer + 1) % interval != 0 for layer in range(layers)]
-    if not isinstance(recurrent, list) or len(recurrent) < layers:
+    if not isinstance(recurrent, list) or len(recurrent) < layers or any(each not in (0, 1) for each in recurrent):
         raise keys.error("attention.recurrent_layers", f"is not a list of true and false for each of {layers} layers")
     fields["layer_types"] = ["linear_attention" if each else "full_attention" for each in recurrent[:layers]]
     keys.get("rope.dimension_sections")  # positions of a text are the same in all sections
@@ -138,10 +138,11 @@ def order_value_heads(keys: Keys) -> Mapping[str, StoredOrder]:
     values, groups = keys.integer("ssm.time_step_rank"), keys.integer("ssm.group_count")
     if values % groups:
         raise keys.error("ssm.time_step_rank", f"{values} is no multiple of ssm.group_count, {groups}")
-    lanes = keys.integer("ssm.inner_size") // values
-    each = values // groups
+    inner, before = keys.integer("ssm.inner_size"), 2 * groups * keys.integer("ssm.state_size")
+    keys.check_total("ssm.inner_size", max(values, inner), MAX_ROWS)
+    keys.check_total("ssm.state_size", before + inner, MAX_ROWS)
+    each, lanes = values // groups, inner // values
     heads, rows = grouped_heads(groups, each, 1), grouped_heads(groups, each, lanes)
-    before = 2 * groups * keys.integer("ssm.state_size")
     behind = StoredOrder(np.concatenate([np.arange(before), before + rows]))
     return {
         "attn_qkv": behind,
@@ -160,6 +161,7 @@ def order_gates(keys: Keys) -> Mapping[str, StoredOrder]:
     values, groups = keys.integer("ssm.time_step_rank"), keys.integer("ssm.group_count")
     if values % groups:
         raise keys.error("ssm.time_step_rank", f"{values} is no multiple of ssm.group_count, {groups}")
+    keys.check_total("ssm.time_step_rank", 2 * values, MAX_ROWS)
     strengths, decays = np.arange(2 * values).reshape(groups, 2, -1).swapaxes(0, 1).reshape(2, -1)
     return {
         "linear_attn.in_proj_b": StoredOrder(strengths, stored_rows=2 * values),
@@ -168,8 +170,11 @@ def order_gates(keys: Keys) -> Mapping[str, StoredOrder]:
 
 
 def log_decay(stored: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return `A_log` of -exp(A_log)."""
-    return np.log(-stored)
+    """Return `A_log` of -exp(A_log). Raises `ValueError` for a value that is positive or no number."""
+    if not np.all(stored <= 0.0):
+        raise ValueError("has a value that is positive or no number, where decays are -exp(A_log)")
+    with np.errstate(divide="ignore"):  # a state that never decays
+        return np.log(-stored)
 
 
 def read_granite_experts(keys: Keys, fields: Fields) -> None:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from workers.checkpoints.quantized_matrix import Quantized
 
 Indices = NDArray[np.intp]
+MAX_ROWS = 1 << 20
+"""Above any real number of rows or columns whose order is listed: metadata alone must not take absurd memory."""
 
 
 @dataclass(frozen=True, slots=True)
