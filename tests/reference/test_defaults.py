@@ -27,13 +27,14 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True},
     "qwen3": {"use_sliding_window": True},
     "qwen3_moe": {"use_sliding_window": True},
+    "deepseek_v2": {"num_experts_per_tok": 6},
     "smollm3": {"use_sliding_window": True, "sliding_window": 9},
     "phi3": {
         "max_position_embeddings": 8192,
         "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
     },
 }
-"""Fields that make those beside them matter."""
+"""Fields that make those beside them matter, or have no default."""
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)

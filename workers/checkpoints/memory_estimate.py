@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.weight_size import LATENT_HEADS
 from workers.precision import Dtype, Quantize
 
 GROUP = 32
@@ -30,7 +31,7 @@ def estimate_weights(path: Path, *, dtype: Dtype, quantize: Quantize) -> int:
         if own is not None:  # IREE stores 5 and 6 bits in 8, and fewer in 4
             bits, group = 4 if own.bits <= 4 else 8, own.group
             scales = own.entries * own.scale_size if own.e2m1 else scales
-        if bits is None or len(shape) != 2:
+        if bits is None or len(shape) != 2 or name.endswith(LATENT_HEADS):
             # A tied head that is not quantized is stored again, in the order in which it is multiplied.
             copies = 2 if config.tie_embeddings and name.endswith(EMBEDDING) else 1
             total += copies * math.prod(shape) * itemsize

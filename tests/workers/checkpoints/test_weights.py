@@ -122,8 +122,11 @@ def test_experts_in_stacks_whose_gates_and_ups_alternate(tmp_path: Path) -> None
         ("_blocks", lambda blocks: blocks[..., :8], r"has the shape \(128, 2, 8\) of an expert, not"),
         ("_scales", None, "gate_up_proj_scales: the tensor is missing"),
         ("_blocks", lambda blocks: np.zeros((4097, 1, 1, 16), np.uint8), "stacks 4097 experts, more than 4096"),
+        ("_blocks", lambda blocks: blocks[:, 0, 0, 0], r"_blocks: has the shape \(6,\), not that of 6 experts"),
+        ("_scales", lambda scales: scales[:5], r"_scales: has the shape \(5, .*\), not that of 6 experts"),
+        ("_scales", lambda scales: scales[:, 0, 0], r"_scales: has the shape \(6,\), not that of 6 experts"),
     ],
-    ids=["scales", "blocks", "missing", "many"],
+    ids=["scales", "blocks", "missing", "many", "flat", "few", "flat-scales"],
 )
 def test_damaged_stacks_of_mxfp4(tmp_path: Path, part: str, change: Any, words: str) -> None:
     path, _ = to_stacked_mxfp4(make_checkpoint(tmp_path / "model", "gpt_oss", layers=1, tied=False))

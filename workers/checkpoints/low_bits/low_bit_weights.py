@@ -1,6 +1,6 @@
 """The tensors of a checkpoint in FP8, FP4, NF4 or the integers of compressed-tensors, read on access."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,12 +87,21 @@ class LowBitWeights(SafetensorsWeights):
             if not layout.stacked:
                 yield f"{module}.weight", _LowBitMatrix(layout, module)
                 continue
-            experts = self._header(stored)[1][0]
-            if experts > MAX_EXPERTS:
-                problem = f"stacks {experts} experts, more than {MAX_EXPERTS}"
-                raise CheckpointError(self._where[stored], stored, problem)
+            experts = self._experts(stored, [module + part for part in layout.required])
             for name, place in unstacked(stored, experts, self._stacks):
                 yield name, _LowBitMatrix(layout, module, place)
+
+    def _experts(self, codes: str, others: Iterable[str]) -> int:
+        """Return how many experts a stack of codes and `others` have. Raises `CheckpointError` for too many, and
+        for tensors that are no such stacks."""
+        experts = next(iter(self._header(codes)[1]), 0)
+        if experts > MAX_EXPERTS:
+            raise CheckpointError(self._where[codes], codes, f"stacks {experts} experts, more than {MAX_EXPERTS}")
+        for name in (codes, *others):
+            shape = self._header(name)[1]
+            if len(shape) < 3 or shape[0] != experts:
+                raise CheckpointError(self._where[name], name, f"has the shape {shape}, not that of {experts} experts")
+        return experts
 
     def _types_of(self, matrix: _LowBitMatrix) -> dict[str, tuple[str, ...]]:
         """Return the types that the tensors of a matrix may have, by their endings."""

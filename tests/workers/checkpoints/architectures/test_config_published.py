@@ -1,5 +1,6 @@
 """The config.json of published models is read correctly."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from tests.workers.checkpoints.architectures.configs import LLAMA, LLAMA3, read
 from workers.checkpoints.architectures.parts import ExpertRouter, Experts, LayerConfig
-from workers.checkpoints.architectures.rope import LongRope, Rope
+from workers.checkpoints.architectures.rope import LongRope, Rope, Yarn
 
 # As on the hub, from memory; what says nothing of the model's shape is left out.
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -398,6 +399,47 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "quantization_config": {
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+        "quant_method": "mxfp4",
+    },
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+"""It states no type of the weights, which are bfloat16."""
+
+
 @pytest.mark.parametrize(("values", "expected"), PUBLISHED.values(), ids=PUBLISHED)
 def test_configs_as_published(tmp_path: Path, values: dict[str, Any], expected: dict[str, Any]) -> None:
     config = read(tmp_path, values)
@@ -408,3 +450,15 @@ def test_configs_as_published(tmp_path: Path, values: dict[str, Any], expected: 
     layers = ["full_attention"] * values["num_hidden_layers"]
     changes: dict[str, Any] = {"rope_theta": ..., "rope_scaling": ..., "torch_dtype": ..., "layer_types": layers}
     assert read(tmp_path, values, **changes, dtype="bfloat16", rope_parameters=plan) == config
+
+
+def test_gpt_oss_as_published(tmp_path: Path) -> None:
+    config = read(tmp_path, GPT_OSS_20B)
+    assert config.dtype == "bfloat16"
+    assert config.plan == (LayerConfig(window=128, experts=True), LayerConfig(experts=True)) * 12
+    assert config.experts == Experts(32, 4, 2880, True, biases=True)
+    assert config.ropes == (Rope(15e4, 64, Yarn(32.0, 4096, 0.1 * math.log(32) + 1, truncate=False)),)
+    assert (config.sinks, config.max_positions) == (True, 131072)
+    assert read(tmp_path, GPT_OSS_20B, rope_scaling=...) == config
+    for name in ("dtype", "torch_dtype"):
+        assert read(tmp_path, GPT_OSS_20B, **{name: "float16"}).dtype == "float16"

@@ -119,9 +119,11 @@ def test_26b_as_published(tmp_path: Path) -> None:
     assert 25e9 < parameter_count(config) - 262144 * 2816 < 26.5e9
 
 
-def test_shapes_as_transformers_saves_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("digits", [1, 2])
+def test_shapes_as_transformers_saves_them(tmp_path: Path, digits: int) -> None:
+    """Numbers of layers have as many digits as the last one's."""
     plain = {"architectures": ["Gemma4ForCausalLM"], **B31}
-    each = {str(layer): {"head_dim": 512, "num_key_value_heads": 4} for layer in range(5, 60, 6)}
+    each = {f"{layer:0{digits}}": {"head_dim": 512, "num_key_value_heads": 4} for layer in range(5, 60, 6)}
     saved = {"global_head_dim": ..., "num_global_key_value_heads": ..., "per_layer_config": each}
     assert read(tmp_path, plain, **saved) == read(tmp_path, plain)
 
@@ -163,6 +165,8 @@ def test_the_unified_model_differs_in_defaults(tmp_path: Path) -> None:
         ({"per_layer_config": {"4": {"head_dim": 512}}}, "per_layer_config: is not the same for all layers without"),
         ({"per_layer_config": FULL_LAYERS_OF_511}, "per_layer_config: has an odd head_dim, 511"),
         ({"per_layer_config": {"3": {"head_dim": 512}}}, r"per_layer_config\.3\.head_dim: is not supported"),
+        ({"per_layer_config": {"x": {"head_dim": 512}}}, r"per_layer_config\.x: is not the number of a layer"),
+        ({"per_layer_config": {"4": {}, "04": {}}}, r"per_layer_config\.04: states layer 4 once more"),
         ({"per_layer_config": {"4": {"hidden_size": 2}}}, r"per_layer_config\.4\.hidden_size: is not supported"),
         (
             {"rope_parameters": ROPES | {"full_attention": ROPES["full_attention"] | {"partial_rotary_factor": 1.01}}},

@@ -70,14 +70,20 @@ def shapes(fields: Fields, plan: tuple[LayerConfig, ...]) -> tuple[KvShape, KvSh
 
 def _stated_shape(fields: Fields, each: Fields, plan: tuple[LayerConfig, ...], windowed: KvShape) -> KvShape:
     """Read the shape in layers without a window from the section with the layers that differ."""
-    full = {str(number) for number, layer in enumerate(plan) if layer.window is None}
-    for number in each.values:
-        stated = each.section(number)
-        for name in () if stated is None else stated.values:
-            if stated is not None and (name not in SHAPE or number not in full):
-                raise stated.error(name, f"is not supported, only {' and '.join(SHAPE)} of layers without a window")
-    sections = [each.section(number) or Fields(fields.file, {}) for number in sorted(full)]
-    found = {(one.integer(SHAPE[0], windowed.key_width), one.integer(SHAPE[1], windowed.heads)) for one in sections}
+    full = [number for number, layer in enumerate(plan) if layer.window is None]
+    sections: dict[int, Fields] = {}
+    for name in each.values:
+        if not (name.isascii() and name.isdigit()):
+            raise each.error(name, "is not the number of a layer")
+        stated, number = each.section(name) or Fields(fields.file, {}), int(name)  # transformers writes 5 as "05"
+        for field in stated.values:
+            if field not in SHAPE or number not in full:
+                raise stated.error(field, f"is not supported, only {' and '.join(SHAPE)} of layers without a window")
+        if number in sections:
+            raise each.error(name, f"states layer {number} once more")
+        sections[number] = stated
+    stated_full = [sections.get(number, Fields(fields.file, {})) for number in full]
+    found = {(one.integer(SHAPE[0], windowed.key_width), one.integer(SHAPE[1], windowed.heads)) for one in stated_full}
     lanes, heads = found.pop()
     if found or lanes % 2:
         problem = "is not the same for all layers without a window" if found else f"has an odd head_dim, {lanes}"

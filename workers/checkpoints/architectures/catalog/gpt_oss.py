@@ -1,6 +1,7 @@
 """gpt-oss (https://arxiv.org/abs/2508.10925): attention sinks, and experts with biases and a clamped SwiGLU."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from workers.checkpoints.architectures.family import Family, but_every
 from workers.checkpoints.architectures.fields import Fields
@@ -9,12 +10,25 @@ from workers.checkpoints.architectures.parts import ExpertNames, Names
 CLAMP = {"swiglu_limit": 7.0, "swiglu_alpha": 1.702}
 """The constants of the activation, which config.json may state."""
 
+POSITIONS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""The scaling of positions where config.json states none."""
 
-def check_clamp(family: Family, fields: Fields) -> Family:
-    """Return the family. Raises `CheckpointError` for other constants of the activation."""
+
+def vary(family: Family, fields: Fields) -> Family:
+    """Return the family with its scaling of positions. Raises `CheckpointError` for other constants of the
+    activation."""
     for name, expected in CLAMP.items():
         if fields.number(name, expected) != expected:
             raise fields.error(name, f"{fields.get(name)!r} is not supported, only {expected}")
+    if fields.get("rope_parameters") is None and fields.get("rope_scaling") is None:
+        return replace(family, defaults={**family.defaults, "rope_scaling": POSITIONS})
     return family
 
 
@@ -34,7 +48,7 @@ GPT_OSS: Mapping[str, Family] = {
         expert_biases=True,
         sinks=True,
         reads=frozenset({"num_local_experts", *CLAMP}),
-        variant=check_clamp,
+        variant=vary,
         defaults={
             "attention_bias": True,
             "head_dim": 64,
@@ -44,6 +58,7 @@ GPT_OSS: Mapping[str, Family] = {
             "rms_norm_eps": 1e-5,
             "rope_theta": 150000.0,
             "sliding_window": 128,
+            "torch_dtype": "bfloat16",  # as the weights are; config.json, as published, says nothing
         },
     )
 }

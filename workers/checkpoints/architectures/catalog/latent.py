@@ -84,6 +84,7 @@ V3 = Family(
         "norm_topk_prob": True,
         "num_attention_heads": 128,
         "num_experts_per_tok": 8,
+        "num_nextn_predict_layers": 1,
         "q_lora_rank": 1536,
         "routed_scaling_factor": 2.5,
         "topk_group": 4,
