@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.workers.iree.conftest import Load
+from tests.workers.iree.conftest import Load, fetch_all
 from tests.workers.tier_gate import run_tier_gate, serve
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.engine import BatchEngine
-from workers.engine.request import EngineRequest
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.iree.build import graph_plan
 from workers.iree.model import window_ring
 from workers.iree.model.window_ring import ring_rows
@@ -191,3 +193,26 @@ def test_a_common_beginning_is_computed_once(kept: tuple[Any, Any]) -> None:
 
 def test_blocks_and_states_are_restored(kept: tuple[Any, Any], tmp_path: Path) -> None:
     run_tier_gate(lambda: kept[0], tmp_path / "store")
+
+
+@pytest.mark.exhaustive
+def test_the_head_for_multi_token_prediction_drafts_beside_rings(model: Path, load: Load, tmp_path: Path) -> None:
+    """Its layer keeps all rows, and goes along with snapshots."""
+    fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    path = make_checkpoint(tmp_path, "mimo", tied=False, fields=fields)
+    runner = load(path, slots=SLOTS, context=CONTEXT, window_cache="ring", mtp=True)
+    fetch_all(runner, "mtp", "rows")
+    assert runner.capabilities.window_rows == KEPT
+    kept: Any = _Kept(runner)
+    report = run_gate(lambda: kept, requests=16, longest=120, max_tokens=40, by_head=True)
+    assert report.accepted <= report.drafted > 50
+    assert run_prefix_gate(lambda: kept, begin=200).hits > 0
+    run_tier_gate(lambda: kept, tmp_path / "store")
+    runner.close()
+
+
+def test_a_part_of_a_prompt_is_refused_by_name(kept: tuple[Any, Any]) -> None:
+    request = EngineRequest(1, TOKENS[:100], max_tokens=2, sparse=SparsePrompt(kept=((0, 32), (68, 100))))
+    with pytest.raises(RequestRefused, match="`sparse_prefill`: .* window_cache full") as refused:
+        BatchEngine(kept[0], max_queue=1, step_tokens=64).submit(request)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "sparse_prefill")
