@@ -529,7 +529,8 @@ class IreeRunner:
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
         if self._windows is not None:
-            return self._windows.write(slot, self._written, state)
+            self._windows.write(slot, self._written, state)
+            return
         self._known.check_write(slot, len(state))
         assert self._states is not None, "checked"
         self._states.write(slot, state)

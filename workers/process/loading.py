@@ -152,8 +152,8 @@ def kv_tokens(
 
 
 def memory_bytes(capabilities: RunnerCapabilities, kv_tokens: int) -> int:
-    """Return the bytes of the weights, of a KV cache with so many tokens, and of the recurrent states of all slots, each
-    with those that rows are taken back to, or the rings of windows; 0 if those of the weights are unknown."""
+    """Return the bytes of the weights, of a KV cache with so many tokens and of the recurrent states of all slots, each
+    with those that rows are taken back to, or of the rings of windows; 0 if those of the weights are unknown."""
     if not capabilities.weight_bytes:
         return 0
     states = capabilities.slots * (1 + capabilities.rollback_rows) * capabilities.state_bytes

@@ -1,8 +1,8 @@
 """Decides where a sequence of a model with a state can start, and where its snapshots are taken. Pure.
 
 Rows can be reused up to any length, a state only after the tokens that it was read for. So a prefix ends where there is
-a snapshot, or where the rows of a slot end: the slot itself has the state after these. Where the state is that of layers
-with a window, which keep their last rows alone, the slot has those of some earlier lengths as well.
+a snapshot, or where the rows of a slot end: the slot itself has the state after these. Where layers with a window keep
+their last rows alone, which are their state, it has those of some earlier lengths as well.
 """
 
 from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix

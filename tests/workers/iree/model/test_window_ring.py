@@ -138,7 +138,9 @@ def test_a_slot_is_continued_where_windows_have_their_rows(kept: tuple[IreeRunne
     assert not any(np.any(window.reshape(*window.shape[:4], -1)[..., :16]) for window in windows)
 
 
-@pytest.mark.parametrize("length", [9, 96, 130, 200], ids=["less than a window", "whole tiles", "around the end", "far"])
+@pytest.mark.parametrize(
+    "length", [9, 96, 130, 200], ids=["less than a window", "whole tiles", "around the end", "far"]
+)
 def test_a_state_is_the_rows_that_windows_read(kept: tuple[IreeRunner, IreeRunner], length: int) -> None:
     """A slot is continued by a snapshot behind rows that its ring has lost, beside others and in place."""
     ring, full = kept
@@ -213,6 +215,6 @@ def test_the_head_for_multi_token_prediction_drafts_beside_rings(model: Path, lo
 
 def test_a_part_of_a_prompt_is_refused_by_name(kept: tuple[Any, Any]) -> None:
     request = EngineRequest(1, TOKENS[:100], max_tokens=2, sparse=SparsePrompt(kept=((0, 32), (68, 100))))
-    with pytest.raises(RequestRefused, match="`sparse_prefill`: .* window_cache full") as refused:
+    with pytest.raises(RequestRefused, match=r"`sparse_prefill`: .* window_cache full") as refused:
         BatchEngine(kept[0], max_queue=1, step_tokens=64).submit(request)
     assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "sparse_prefill")
