@@ -141,6 +141,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "sampler": {"device", "build", "graph_registry"},
         "mtp": {"device", "build", "batch_inputs", "graph_registry", "sampler"},
         "slot_state_buffer": {"device", "build"},
+        "window_states": {"model", "kv_groups"},
         "runner": {
             "device",
             "model",
@@ -151,7 +152,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
             "sampler",
             "slot_state_buffer",
         }
-        | {"rows_format", "mtp"},
+        | {"rows_format", "mtp", "window_states"},
     },
     "workers.iree.kernels": {
         "ir": set(),

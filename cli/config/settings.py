@@ -180,8 +180,8 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
     state_cache_bytes: int = setting(
         1_000_000_000,
         ENGINE,
-        "Maximum bytes of recurrent states that a worker keeps for prefixes, if its model has any; unless it is set, "
-        "fewer where memory is short. 0 keeps none.",
+        "Maximum bytes of recurrent states, and of windows beside --window-cache ring, that a worker keeps for "
+        "prefixes; unless it is set, fewer where memory is short. 0 keeps none.",
         ge=0,
         le=MAX_COUNT,
     )

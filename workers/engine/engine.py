@@ -157,6 +157,8 @@ class BatchEngine:
             raise RequestRefused(ErrorCode.UNSUPPORTED, "`sparse_prefill`: nothing scores prompts here", SPARSE)
         if request.sparse is not None and self._capabilities.state_bytes:
             text = "`sparse_prefill`: the model has a recurrent state, which would miss the tokens that are left out"
+            if self._capabilities.window_rows:
+                text = "`sparse_prefill`: layers with a window keep a ring of rows: serve with window_cache full"
             raise RequestRefused(ErrorCode.UNSUPPORTED, text, SPARSE)
         now = self._clock()
         sequence = self._scheduler.submit(request, now)

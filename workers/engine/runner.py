@@ -55,8 +55,10 @@ class RunnerCapabilities:
     embedding_width: int = 0
     """The hidden size, where prompts may have rows of embeddings in place of tokens; 0 where they may not."""
     state_bytes: int = 0
-    """Bytes of the recurrent state of one slot; 0 if all state of a slot is its rows. Such a model may have no rows at
-    all: `row_bytes` is 0 then. With `exact_rows` the state is bitwise identical as well, in any chunks and steps."""
+    """Bytes of the state of one slot beside its rows; 0 if there is none. It is recurrent, or with `window_rows` the
+    last rows of layers with a window, of which the methods for states tell the same. A model with recurrent state may
+    have no rows at all: `row_bytes` is 0 then. With `exact_rows` the state is bitwise identical as well, in any chunks
+    and steps."""
     replays_steps: bool = False
     """Tokens after a prompt are computed again one by one, as they were decoded, where an answer is taken up again: for
     a runner whose bits depend on the number of rows of a call, and on nothing else."""
@@ -65,7 +67,9 @@ class RunnerCapabilities:
     if none can. A decode step has at most so many rows of one slot, or one row if this is 0."""
     window_rows: int = 0
     """Last rows of a slot that layers with an attention window keep; 0 is all rows. Of earlier rows they have nothing,
-    so that a slot is continued behind its last rows or not at all (`workers.engine.states.lost_rows`)."""
+    so that a slot is continued behind its last rows, or where a state is written (`workers.engine.states.lost_rows`).
+    Such a model has no recurrent state; `read_state` reads the `window_reach` rows before any length that the slot can
+    be continued at."""
     window_reach: int = 0
     """Rows before a row that such layers read."""
     window_bytes: int = 0

@@ -26,7 +26,6 @@ from workers.engine.scheduling.slot_queue import SlotQueue
 from workers.engine.sequence import EngineSequence, PrefixCopy, ScheduledChunk, finish_without_slot
 from workers.engine.slot_allocation import RESERVED_ROWS, SlotAllocator
 from workers.engine.sparse.kept_rows import KeptRows, Ranges
-from workers.engine.states.lost_rows import LostRows
 from workers.engine.states.prefix_states import PrefixStates
 
 
@@ -56,7 +55,7 @@ class Scheduler:
         reserved_rows: int = RESERVED_ROWS,
         states: PrefixStates | None = None,
     ) -> None:
-        """`kv_tokens` None means the whole context of every slot; `states` are of a model with recurrent state. Raises
+        """`kv_tokens` None means the whole context of every slot; `states` are of a model with a state. Raises
         `ValueError` for an invalid bound."""
         if reserved_rows < 1:
             raise ValueError(f"reserved_rows must be at least 1, not {reserved_rows}")
@@ -82,7 +81,6 @@ class Scheduler:
             exact=capabilities.exact_rows,
             reserved_rows=reserved_rows,
             states=states,
-            lost=LostRows(capabilities.slots, capabilities.window_rows, capabilities.window_reach),
         )
         self._calls = PrefillCalls(capabilities, self._allocator, states)
         # One container per phase, so that a cancel is cheap in any phase.

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from workers.engine.kv_slots import SlotTable
 from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix, reusable
 from workers.engine.sequence import EngineSequence, PrefixCopy
-from workers.engine.states.lost_rows import LostRows
 from workers.engine.states.prefix_states import PrefixStates
 
 RESERVED_ROWS = 512
@@ -29,16 +28,13 @@ class SlotAllocator:
         exact: bool,
         reserved_rows: int,
         states: PrefixStates | None = None,
-        lost: LostRows | None = None,
     ) -> None:
-        """`reserved_rows` as `RESERVED_ROWS`; `states` of a model with recurrent state; `lost` tracks rows that windows
-        have lost."""
+        """`reserved_rows` as `RESERVED_ROWS`; `states` of a model with a state."""
         self._slots = slots
         self._reserved_rows = reserved_rows
         self._prefixes = prefixes
         self._exact = exact
         self._states = states
-        self._lost = lost or LostRows(0, 0, 0)
 
     def need(self, sequence: EngineSequence) -> int:
         """Return the rows that a sequence reserves when it gets a slot."""
@@ -124,15 +120,12 @@ class SlotAllocator:
             return self._states.gains_by_waiting(sequence, start, other, other_start, self._prefixes.min_tokens)
         most = min(sequence.prefill_length - 1, other.prefill_length)
         shared = common_prefix(sequence.tokens, other.tokens, most)
-        if not self._lost.keeps(other.prefill_length, shared):
-            return False
         return shared >= start + self._prefixes.min_tokens
 
     def begin(self, sequence: EngineSequence, source: int, length: int) -> PrefixCopy | None:
         """Record the rows that a sequence starts with. Returns the copy that the runner must make first, if any."""
         inherited = sequence.inherited
         held = inherited.rows if inherited is not None and source == sequence.slot else self._slots.rows(source)
-        self._lost.began(sequence.slot, source, held, length)
         sequence.reused, sequence.inherited = length, None
         sequence.source = self._slots.retained_rows(source) if length else None
         if not sequence.restarted:
@@ -144,7 +137,7 @@ class SlotAllocator:
         sequence.cached.chunk_ends = tuple(end for end in sequence.chunk_ends if end <= length)
         self._slots.add_rows(sequence.slot, length)
         self._slots.touch(source)
-        snapshot = None if self._states is None else self._states.start(sequence, length, held)
+        snapshot = None if self._states is None else self._states.start(sequence, source, length, held)
         return PrefixCopy(source, sequence.slot, length, snapshot) if length or inherited is not None else None
 
     def begin_restore(
@@ -160,6 +153,8 @@ class SlotAllocator:
         copy = self.begin(sequence, source if whole else sequence.slot, whole)
         sequence.restored_from, sequence.restores_to = whole, stored
         sequence.cached.has_state = self._states is None
+        if self._states is not None:
+            self._states.restored(sequence.slot, stored)  # before another sequence takes these rows
         return copy
 
     def release(self, sequence: EngineSequence, *, failed: bool) -> None:
@@ -244,10 +239,8 @@ class SlotAllocator:
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.
         length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
-        if not self._lost.usable(slot, source.rows, length):
-            return 0
         if self._states is not None and length > last:
-            length = self._states.usable(sequence, source, length)
+            length = self._states.usable(sequence, slot, source, length)
         return length if length > last else 0
 
     def _sources(self, sequence: EngineSequence, others: Iterable[EngineSequence]) -> Iterator[tuple[int, CachedRows]]:

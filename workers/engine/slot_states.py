@@ -1,7 +1,7 @@
 """Tracks which slots of a runner have a recurrent state, and how many rows can be taken back from it. Pure.
 
 A runner of a model with recurrent state (`RunnerCapabilities.state_bytes`) has one of these, beside its count of rows.
-For other models nothing is refused, and nothing needs to be recorded.
+For other models nothing is refused, and nothing needs to be recorded. Of rings of windows `LostRows` tracks this.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class SlotStates:
     """
 
     def __init__(self, capabilities: RunnerCapabilities) -> None:
-        self._state_bytes = capabilities.state_bytes
+        self._state_bytes = 0 if capabilities.window_rows else capabilities.state_bytes
         self._rollback_rows = capabilities.rollback_rows
         self._known = [True] * capabilities.slots
         self._undoable = [0] * capabilities.slots

@@ -1,5 +1,10 @@
 """Rings of rows in host memory, of the layers that keep the last rows of a slot alone."""
 
+from collections.abc import Iterator
+from typing import Any
+
+from numpy.typing import NDArray
+
 from workers.iree.kv import HostKv
 
 
@@ -10,6 +15,34 @@ class HostRing:
         self._ring = ring
         self._rows = rows
 
+    def size_of(self, rows: int) -> int:
+        """See `HostKv.size_of`."""
+        return self._ring.size_of(rows)
+
+    def read_into(self, part: NDArray[Any], slot: int, start: int, end: int) -> None:
+        """Like `HostKv.read_into`, of rows that are in the ring: those before its end, and then those at its start."""
+        at = 0
+        for low, high in self._pieces(start, end):
+            size = self._ring.size_of(high - low)
+            self._ring.read_into(part[at : at + size], slot, low, high)
+            at += size
+
+    def write(self, slot: int, start: int, end: int, part: NDArray[Any]) -> None:
+        """Write what `read_into` has read of these rows."""
+        at = 0
+        for low, high in self._pieces(start, end):
+            size = self._ring.size_of(high - low)
+            self._ring.write(slot, low, high, part[at : at + size])
+            at += size
+
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield where rows `start .. end` lie, at most as many as the ring has."""
+        while start < end:
+            low = start % self._rows
+            high = min(low + end - start, self._rows)
+            yield low, high
+            start += high - low
+
     def forget(self, slot: int, rows: int) -> None:
         """See `HostKv.forget`."""
         self._ring.forget(slot, min(rows, self._rows))
@@ -19,14 +52,11 @@ class HostRing:
 
         The places of later rows become zero. So may those of the oldest rows that are left, a tile at most.
         """
-        if source != target:
+        if source != target or length == 0:
             self.forget(target, held)
-            self._ring.copy(source, target, min(written, self._rows))
         if length == 0:
-            self.forget(target, max(written, held))
             return
-        start = max(length, written - self._rows)
-        if start < written:
-            first, last = start % self._rows, (written - 1) % self._rows + 1
-            for low, high in ((first, last),) if first < last else ((first, self._rows), (0, last)):
-                self._ring.clear(target, low, high)
+        if source != target:
+            self._ring.copy(source, target, min(written, self._rows))
+        for low, high in self._pieces(max(length, written - self._rows), written):
+            self._ring.clear(target, low, high)

@@ -34,6 +34,7 @@ def rows_format(digest: str, recipe: Recipe, plan: GraphPlan) -> str:
         recipe.kv_dtype,
         *((group.layers, group.heads, *dict.fromkeys(group.widths)) for group in cache.groups),
         tile,
+        *((("ring", cache.ring),) if cache.ring else ()),
         angles,
         source_digest(graph_plan.__name__),
         metadata.version("iree-base-compiler"),

@@ -31,7 +31,6 @@ from workers.engine.runner import (
     chunks_of,
 )
 from workers.engine.slot_states import SlotStates
-from workers.engine.states.lost_rows import LostRows
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
@@ -49,11 +48,12 @@ from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
-from workers.iree.model.window_ring import TILE_ROWS, kept_rows
+from workers.iree.model.window_ring import drafted_rows, kept_rows
 from workers.iree.mtp import IreeMtpHead
 from workers.iree.rows_format import rows_format
 from workers.iree.sampler import Sampler
 from workers.iree.slot_state_buffer import SlotStateBuffer
+from workers.iree.window_states import WindowStates
 from workers.load_options import LoadOptions, Progress
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
@@ -99,8 +99,13 @@ class IreeRunner:
             self._mtp = IreeMtpHead(
                 device, self.graphs, plan, self._angles, self._sampler, call, lambda: self._kv_views, self._ahead
             )
-        ring = plan.cache.ring
-        movable = self._host_kv is not None and not ring
+        ring, reach = plan.cache.ring, plan.config.widest_window - 1
+        self._windows = None
+        if ring:
+            assert self._host_kv is not None, "rings are for a cache in host memory"
+            self._windows = WindowStates(self._host_kv, plan.cache.slots, ring, reach)
+        of_states = self._states or self._windows
+        rollback_rows = drafted_rows(plan.cache.slots) if ring else plan.state_versions - 1
         self.capabilities = RunnerCapabilities(
             backend="iree",
             device=device.uri,
@@ -117,15 +122,14 @@ class IreeRunner:
             row_bytes=row_bytes(plan),
             weight_bytes=archive.nbytes,
             kv_rows=kv_rows,
-            rows_format=rows_format(digest, builder.recipe, plan) if movable else "",
+            rows_format=rows_format(digest, builder.recipe, plan) if self._host_kv is not None else "",
             embedding_width=plan.embedding_width,
-            state_bytes=0 if self._states is None else self._states.state_bytes,
-            rollback_rows=plan.state_versions - 1,
+            state_bytes=0 if of_states is None else of_states.state_bytes,
+            rollback_rows=rollback_rows,
             window_rows=kept_rows(ring, plan.cache.slots) if ring else 0,
-            window_reach=plan.config.widest_window - 1 if ring else 0,
+            window_reach=reach if ring else 0,
             window_bytes=ring_bytes(plan),
         )
-        self._lost = LostRows(plan.cache.slots, ring and ring - TILE_ROWS, self.capabilities.window_reach)
         self._known = SlotStates(self.capabilities)
 
     @classmethod
@@ -238,14 +242,14 @@ class IreeRunner:
 
     def _note_lost(self, chunks: Sequence[Chunk]) -> None:
         """Raise `ValueError` for chunks that would read rows that windows have lost, and note what is lost by them."""
-        if not self._cache.ring:
+        if self._windows is None:
             return
         for chunk in chunks:
-            self._check_kept(chunk.slot, chunk.start)
+            self._windows.check(chunk.slot, self._written[chunk.slot], chunk.start)
         for chunk in chunks:
             if chunk.start == 0 and self._written[chunk.slot]:
                 self.copy_prefix(chunk.slot, chunk.slot, 0)
-            self._lost.wrote(chunk.slot, max(self._written[chunk.slot], chunk.start + len(chunk.tokens)))
+            self._windows.wrote(chunk.slot, max(self._written[chunk.slot], chunk.start + len(chunk.tokens)))
 
     def _prefilled(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
@@ -309,7 +313,7 @@ class IreeRunner:
             self._take_back(chunks)
             for chunk in chunks:
                 self._known.decoded(chunk.slot, len(chunk.tokens))
-        if self._cache.ring:
+        if self._windows is not None:
             self._note_lost(chunks_of(rows))
         return self._decode(rows, prompt=False)
 
@@ -472,12 +476,6 @@ class IreeRunner:
         queries: NDArray[np.float32] = self._device.download(result[0])
         return queries[:, : len(run.tokens)]
 
-    def _check_kept(self, slot: int, length: int) -> None:
-        """Raise `ValueError` if a slot cannot be continued behind its first `length` rows."""
-        if length and not self._lost.usable(slot, self._written[slot], length):
-            lost = self._lost.lost(slot, self._written[slot])
-            raise ValueError(f"start: {length} rows of slot {slot}, whose first {lost} are lost to windows")
-
     def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
         config = self._plan.config
         assert self._host_kv is not None, "checked"
@@ -486,7 +484,6 @@ class IreeRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         check_copy(self.capabilities, self._written.__getitem__, source, target, length)
-        self._check_kept(source, length)
         written, held = self._written[source], max(self._written[target], self._ahead[target])
         self._written[target] = max(length, held)  # if the copy fails half-way, a reset clears all of it
         if self._states is not None:
@@ -495,11 +492,11 @@ class IreeRunner:
                 self._states.clear(target)
             else:
                 self._states.copy(source, target, back)
+        rings = self._windows is not None and self._windows.copied(source, target, written, length)
         if self._host_kv is None:
             self._call("copy", *self._kv_views, source, target, length)
         else:
-            self._host_kv.copy_prefix(source, target, length, written, held)
-        self._lost.began(target, source, written, length)
+            self._host_kv.copy_prefix(source, target, length, written, held, rings=rings)
         self._written[target], self._ahead[target] = length, 0
         if self._mtp is not None:
             self._mtp.rows.copy(source, target, length)
@@ -516,17 +513,24 @@ class IreeRunner:
         self._written[slot] = start + count  # if the write fails half-way, a reset clears all of it
         assert self._host_kv is not None, "checked"
         self._known.rows_written(slot)
+        if self._windows is not None:
+            self._windows.rows_written(slot, start + count)
         self._host_kv.write(slot, start, start + count, rows)
         if self._mtp is not None:
             self._mtp.rows.forget(slot)
 
     def read_state(self, slot: int, length: int | None = None) -> bytes | memoryview:
+        if self._windows is not None:
+            return self._windows.read(slot, self._written, length)
         back = 0 if length is None else self._written[slot] - length
         self._known.check_read(slot, back)
         assert self._states is not None, "checked"
         return self._states.read(slot, back)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
+        if self._windows is not None:
+            self._windows.write(slot, self._written, state)
+            return
         self._known.check_write(slot, len(state))
         assert self._states is not None, "checked"
         self._states.write(slot, state)
@@ -539,7 +543,8 @@ class IreeRunner:
             self._mtp.rows.forget(slot)
         rows, self._written[slot], self._ahead[slot] = max(self._written[slot], self._ahead[slot]), 0, 0
         self._known.reset(slot)
-        self._lost.began(slot, slot, rows, 0)
+        if self._windows is not None:
+            self._windows.reset(slot)
         if self._states is not None:
             self._states.clear(slot)
         if not rows:
@@ -567,7 +572,7 @@ class IreeRunner:
         if self._mtp is not None:
             self._mtp.close()
             self._mtp = None
-        del self._host_kv, self._kv, self._states, self._no_rows
+        del self._windows, self._host_kv, self._kv, self._states, self._no_rows
         self._device.close()
         # After the device's threads have ended: who drops the last reference to the weights calls into Python.
         self._archive.close()

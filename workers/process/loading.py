@@ -153,11 +153,12 @@ def kv_tokens(
 
 def memory_bytes(capabilities: RunnerCapabilities, kv_tokens: int) -> int:
     """Return the bytes of the weights, of a KV cache with so many tokens and of the recurrent states of all slots, each
-    with those that rows are taken back to; 0 if those of the weights are unknown."""
+    with those that rows are taken back to, or of the rings of windows; 0 if those of the weights are unknown."""
     if not capabilities.weight_bytes:
         return 0
     states = capabilities.slots * (1 + capabilities.rollback_rows) * capabilities.state_bytes
-    states += capabilities.slots * capabilities.window_bytes
+    if capabilities.window_rows:  # a state of theirs is a copy of rows
+        states = capabilities.slots * capabilities.window_bytes
     return capabilities.weight_bytes + kv_tokens * capabilities.row_bytes + states
 
 
@@ -179,14 +180,13 @@ def prefix_tier(spec: WorkerSpec, runner: Runner, state_bytes: int = 0) -> Prefi
     asked = "prefix_cache_bytes" in spec.sources
     if not PrefixTier.serves(runner.capabilities):
         reason = f"cached rows depend on their chunks on {runner.capabilities.device}"
-        if runner.capabilities.window_rows:
-            reason = "layers with a window keep their last rows alone"
         if not runner.capabilities.row_bytes:
             reason = "the model has no cached rows"
         (log.warning if asked else log.info)("prefix_tier_off", reason=reason)
         return None
     if runner.capabilities.state_bytes and not state_bytes:
-        reason = "the model has a recurrent state, and the cache of states (state_cache_bytes) is off"
+        kind = "layers that keep their window alone" if runner.capabilities.window_rows else "a recurrent state"
+        reason = f"the model has {kind}, and the cache of states (state_cache_bytes) is off"
         (log.warning if asked else log.info)("prefix_tier_off", reason=reason)
         return None
     if (least := PrefixTier.least_bytes(runner.capabilities)) > spec.prefix_cache_bytes:

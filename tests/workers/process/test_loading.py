@@ -154,6 +154,8 @@ def test_the_memory_of_a_worker_has_all_states_of_its_slots() -> None:
     assert memory_bytes(capabilities(), 50) == 0
     assert memory_bytes(capabilities(**given), 50) == 1000 + 100 + 4 * 16
     assert memory_bytes(capabilities(**given, rollback_rows=8), 50) == 1000 + 100 + 4 * 9 * 16
+    rings = {"window_rows": 30, "window_reach": 9, "window_bytes": 500}  # whose state is a copy of some of their rows
+    assert memory_bytes(capabilities(**given, **rings, rollback_rows=8), 50) == 1000 + 100 + 4 * 500
 
 
 def test_a_draft_model_with_a_recurrent_state_is_refused() -> None:

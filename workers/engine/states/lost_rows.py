@@ -1,7 +1,8 @@
 """Tracks the rows of slots that layers with an attention window do not keep any more. Pure.
 
 Such layers keep the last rows of a slot alone (`RunnerCapabilities.window_rows`). What computes a row reads some of
-those before it (`window_reach`), so that a slot can be continued where none of these are lost.
+those before it (`window_reach`), so that a slot can be continued where none of these are lost, or where a snapshot of
+them (`RunnerCapabilities.state_bytes`) is written to it.
 """
 
 
@@ -34,6 +35,16 @@ class LostRows:
             self._lost[slot] = self.lost(slot, rows)
 
     def began(self, slot: int, source: int, rows: int, length: int) -> None:
-        """Record that a slot has the first `length` rows of another one, or its own, which has so many `rows`."""
+        """Record that a slot has the first `length` rows of another one, or its own, which has so many `rows`. Where
+        those that are lost are needed, it has none of them for windows, and is not continued until `restored`."""
         if self._kept:
-            self._lost[slot] = self.lost(source, rows) if length else 0
+            lost = self.lost(source, rows) if length else 0
+            self._lost[slot] = lost if self.usable(source, rows, length) else length
+
+    def rows_written(self, slot: int, rows: int) -> None:
+        """Record that a slot was given all of its `rows`, but those of windows."""
+        self._lost[slot] = rows if self._kept else 0
+
+    def restored(self, slot: int, rows: int) -> None:
+        """Record that a slot has the snapshot after its `rows`."""
+        self._lost[slot] = max(0, rows - self._reach) if self._kept else 0

@@ -1,12 +1,14 @@
-"""Decides where a sequence of a model with recurrent state can start, and where its snapshots are taken. Pure.
+"""Decides where a sequence of a model with a state can start, and where its snapshots are taken. Pure.
 
 Rows can be reused up to any length, a state only after the tokens that it was read for. So a prefix ends where there is
-a snapshot, or where the rows of a slot end: the slot itself has the state after these.
+a snapshot, or where the rows of a slot end: the slot itself has the state after these. Where layers with a window keep
+their last rows alone, which are their state, it has those of some earlier lengths as well.
 """
 
 from workers.engine.prefix_match import CachedRows, PrefixPolicy, common_prefix
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.sequence import EngineSequence
+from workers.engine.states.lost_rows import LostRows
 from workers.engine.states.sequence_digests import SequenceDigests
 from workers.engine.states.snapshot_store import OVERHEAD_BYTES, Snapshot, SnapshotStore
 
@@ -23,6 +25,8 @@ class PrefixStates:
     ) -> None:
         """`block_rows` are those of a block of the prefix tier, which saves snapshots; 0 without one."""
         self.store = store
+        self._windows = capabilities.window_rows > 0
+        self._lost = LostRows(capabilities.slots, capabilities.window_rows, capabilities.window_reach)
         self._block = block_rows
         self._exact = capabilities.exact_rows
         self._spacing = capabilities.prefill_chunks[-1]
@@ -31,18 +35,25 @@ class PrefixStates:
         one = capabilities.state_bytes + OVERHEAD_BYTES
         self._most_regular = max(1, store.max_bytes // one // SHARE_OF_PROMPT)
 
-    def usable(self, sequence: EngineSequence, source: CachedRows, length: int) -> int:
-        """Return how many of `length` rows of `source` a sequence can start with."""
-        if length == source.rows:
+    def usable(self, sequence: EngineSequence, slot: int, source: CachedRows, length: int) -> int:
+        """Return how many of `length` rows of `source`, which are in `slot`, a sequence can start with."""
+        if self._has_state(slot, source.rows, length):
             return length
         found = self.store.nearest(sequence.request.tenant, self._digests(sequence), length)
         return 0 if found is None else found.length
 
-    def start(self, sequence: EngineSequence, length: int, rows: int) -> Snapshot | None:
-        """Return the snapshot with which a sequence starts behind `length` rows of a slot with so many `rows`; None if
-        that has the state itself."""
+    def _has_state(self, slot: int, rows: int, length: int) -> bool:
+        """Return whether a slot with so many `rows` has the state after the first `length` of them."""
+        return length == rows or (self._windows and self._lost.usable(slot, rows, length))
+
+    def start(self, sequence: EngineSequence, source: int, length: int, rows: int) -> Snapshot | None:
+        """Return the snapshot with which a sequence starts behind `length` rows of the slot `source`, which has so many
+        `rows`; None if that has the state itself."""
         sequence.snapshot = None
-        if 0 < length < rows:
+        has_state = length == 0 or self._has_state(source, rows, length)
+        self._lost.began(sequence.slot, source, rows, length)
+        if not has_state:
+            self.restored(sequence.slot, length)
             found = self.store.nearest(sequence.request.tenant, self._digests(sequence), length)
             assert found is not None, "`usable` has found it in this step"
             self.store.hit(found)
@@ -51,6 +62,10 @@ class PrefixStates:
             within = self.store.within(sequence.request.tenant, self._digests(sequence), length)
             sequence.cached.states = [each for each in within if each.length % self._block == 0]
         return sequence.snapshot
+
+    def restored(self, slot: int, rows: int) -> None:
+        """Record that the state after its `rows` is written to a slot, from a snapshot or from elsewhere."""
+        self._lost.restored(slot, rows)
 
     def chunk_length(self, sequence: EngineSequence, start: int, length: int) -> int:
         """Return the tokens of a chunk of up to `length`, which ends where a snapshot is to be taken."""
@@ -116,6 +131,8 @@ class PrefixStates:
         taken there then."""
         most = min(sequence.prefill_length - 1, other.prefill_length)
         shared = common_prefix(sequence.tokens, other.tokens, most)
+        if self._windows and self._lost.keeps(other.prefill_length, shared):  # its slot has the state
+            return shared >= start + least
         if not self._enabled or shared < start + least or other_start >= shared:
             return False
         regular = shared // self._step(other) * self._step(other)

@@ -1,4 +1,4 @@
-"""Reads snapshots of recurrent states from slots, and starts sequences with them."""
+"""Reads snapshots of states from slots, and starts sequences with them."""
 
 import structlog
 
@@ -8,7 +8,7 @@ from workers.engine.states.prefix_states import PrefixStates
 
 
 class SlotSnapshots:
-    """Used by the engine's thread, between two calls. `states` None: the model has no recurrent state."""
+    """Used by the engine's thread, between two calls. `states` None: the model has no state beside its rows."""
 
     def __init__(self, runner: Runner, states: PrefixStates | None) -> None:
         self._runner = runner
@@ -32,8 +32,14 @@ class SlotSnapshots:
         if self._states is not None and self._states.wants_decoded(sequence):
             self._take(self._states, sequence)
 
+    def write(self, slot: int, rows: int, state: bytes) -> None:
+        """Write the state of another worker after the `rows` of a slot. Raises what the runner raises."""
+        self._runner.write_state(slot, state)
+        if self._states is not None:
+            self._states.restored(slot, rows)
+
     def read(self, sequence: EngineSequence) -> bytes | None:
-        """Return the recurrent state after the rows of a sequence; None if it cannot be read."""
+        """Return the state after the rows of a sequence; None if it cannot be read."""
         try:
             # Rows of a rejected draft may lie behind its own.
             return bytes(self._runner.read_state(sequence.slot, sequence.cached.rows))

@@ -229,7 +229,7 @@ class RowExchange:
         try:
             if cached.rows > transfer.state_rows:
                 raise RowsRefused(f"{cached.rows} rows, and the state after {transfer.state_rows}")
-            self._runner.write_state(slot, state)
+            self._snapshots.write(slot, cached.rows, state)
         except Exception as error:
             self._log.error("rows_not_written", slot=slot, exc_info=error)
             self._slots.evict(slot)

@@ -13,12 +13,13 @@ TILE_ROWS = 64
 
 def ring_rows(config: ModelConfig, slots: int, context: int) -> int:
     """Return the rows of a slot's ring, whole KV blocks; 0 where no ring is worth it: the context is not twice as long,
-    no layer has a window, or all have one."""
+    no layer has a window, all have one, or some have a recurrent state, which would be a second kind of state."""
     config = config.with_ring()
     rings = [config.in_ring(layer) for layer in config.kv_owners]
     rows = config.widest_window - 1 + LARGEST_CHUNK + drafted_rows(slots) + SPARE_ROWS + TILE_ROWS
     rows = -(-rows // KV_BLOCK) * KV_BLOCK
-    return rows if any(rings) and not all(rings) and context > 2 * rows else 0
+    mixed = any(rings) and not all(rings) and config.widest_window > 1 and not config.state_layers
+    return rows if mixed and context > 2 * rows else 0
 
 
 def kept_rows(ring: int, slots: int) -> int:

@@ -1,4 +1,4 @@
-"""The host memory of a worker for the recurrent states of prefixes."""
+"""The host memory of a worker for the states of prefixes, recurrent or of windows."""
 
 import structlog
 
@@ -8,12 +8,12 @@ from workers.process.spec import WorkerSpec
 from workers.process.startup.state_sizes import check_bytes
 
 STATE_CACHE_SHARE = 1 / 16
-"""Most of the free memory that recurrent states of all workers take, unless a size is set: as much as the prefix
+"""Most of the free memory that states of all workers take, unless a size is set: as much as the prefix
 tier."""
 
 
 def state_cache_bytes(spec: WorkerSpec, capabilities: RunnerCapabilities, free: int) -> int:
-    """Return the bytes for recurrent states that are kept for prefixes: those of the setting, but if it is left open at
+    """Return the bytes for states that are kept for prefixes: those of the setting, but if it is left open at
     most this worker's part of `STATE_CACHE_SHARE` of the `free` memory; 0 for a model without such states.
 
     Raises `LoadRefused` for a size that was set and is too small for one state.
@@ -31,6 +31,6 @@ def state_cache_bytes(spec: WorkerSpec, capabilities: RunnerCapabilities, free: 
         return size
     if asked:
         check_bytes(spec, capabilities.state_bytes)
-    reason = f"state_cache_bytes: a recurrent state of {spec.model_name} takes {least}, more than {size}"
+    reason = f"state_cache_bytes: a state of {spec.model_name} takes {least}, more than {size}"
     log.info("state_cache_off", reason=reason)
     return 0

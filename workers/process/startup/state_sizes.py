@@ -44,5 +44,5 @@ def check_bytes(spec: WorkerSpec, state: int) -> None:
     """Raise `LoadRefused` if the cache of states is too small for one of `state` bytes."""
     least = state + OVERHEAD_BYTES
     if spec.state_cache_bytes < least:
-        reason = f"a recurrent state of {spec.model_name} takes {least}, more than {spec.state_cache_bytes}"
+        reason = f"a state of {spec.model_name} takes {least}, more than {spec.state_cache_bytes}"
         raise LoadRefused(f"state_cache_bytes: {reason}: set {least} at least, or 0 to keep none")

@@ -28,3 +28,15 @@ def test_what_is_lost_stays_lost_in_copies_until_a_slot_is_empty() -> None:
     assert rows.usable(1, 90, 89)
     rows.began(1, 1, 90, 0)
     assert rows.usable(1, 40, 5)
+
+
+def test_a_slot_without_the_rows_of_windows_is_continued_by_a_snapshot() -> None:
+    rows = LostRows(2, kept=50, reach=9)
+    rows.began(1, 0, 100, 58)  # of which windows have lost the last ones
+    assert not rows.usable(1, 58, 58)
+    rows.restored(1, 58)
+    assert [rows.usable(1, 60, length) for length in (57, 58)] == [False, True]
+    rows.rows_written(0, 30)
+    assert not rows.usable(0, 30, 30)
+    rows.restored(0, 9)
+    assert rows.usable(0, 9, 1)

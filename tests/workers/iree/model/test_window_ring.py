@@ -1,19 +1,25 @@
 """Layers with a window that keep their last rows alone: the tokens, and the limits of what can be continued."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from protocol.errors import ErrorCode
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.gate import run_gate
+from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.workers.iree.conftest import Load
+from tests.workers.iree.conftest import Load, fetch_all
+from tests.workers.tier_gate import run_tier_gate, serve
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.engine.engine import BatchEngine
+from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.iree.build import graph_plan
 from workers.iree.model import window_ring
 from workers.iree.model.window_ring import ring_rows
@@ -81,7 +87,10 @@ def test_a_ring_holds_whole_blocks_and_pays_in_long_contexts(tmp_path: Path) -> 
 
 def test_less_memory_is_counted(kept: tuple[IreeRunner, IreeRunner]) -> None:
     ring, full = (runner.capabilities for runner in kept)
-    assert (ring.window_rows, ring.window_reach, ring.rows_format) == (KEPT, 15, "")
+    assert (ring.window_rows, ring.window_reach) == (KEPT, 15)
+    assert ring.state_bytes == 15 * ring.row_bytes
+    assert ring.rows_format not in ("", full.rows_format)
+    assert full.state_bytes == 0
     assert full.window_rows == full.window_bytes == 0
     assert ring.row_bytes == full.row_bytes // 2
     assert ring.window_bytes == (RING + 64) * full.row_bytes // 2
@@ -110,7 +119,10 @@ def test_a_slot_is_continued_where_windows_have_their_rows(kept: tuple[IreeRunne
             runner.prefill([Chunk(0, TOKENS[start : start + 32], start, start)], [None])
     first = 288 - (RING - 64) + 15
     with pytest.raises(ValueError, match=f"start: {first - 1} rows of slot 0, whose first {288 - RING + 64} are lost"):
-        ring.copy_prefix(0, 1, first - 1)
+        ring.read_state(0, first - 1)
+    ring.copy_prefix(0, 1, first - 1)
+    with pytest.raises(ValueError, match=f"start: {first - 1} rows of slot 1, whose first {first - 1} are lost"):
+        ring.prefill([Chunk(1, TOKENS[first - 1 : first], first - 1, first - 1)], [SPEC])
     for target, length in ((1, first), (2, 288), (0, first + 7)):
         rows = [DecodeRow(target, TOKENS[length + at], length + at, length + at, SPEC) for at in range(3)]
         tokens = []
@@ -124,3 +136,85 @@ def test_a_slot_is_continued_where_windows_have_their_rows(kept: tuple[IreeRunne
     windows = [array.window for array in ring._kv if array.window is not None]
     assert len(windows) == 2
     assert not any(np.any(window.reshape(*window.shape[:4], -1)[..., :16]) for window in windows)
+
+
+@pytest.mark.parametrize(
+    "length", [9, 96, 130, 200], ids=["less than a window", "whole tiles", "around the end", "far"]
+)
+def test_a_state_is_the_rows_that_windows_read(kept: tuple[IreeRunner, IreeRunner], length: int) -> None:
+    """A slot is continued by a snapshot behind rows that its ring has lost, beside others and in place."""
+    ring, full = kept
+    for start in range(0, 256, 32):
+        ends = [start, length, start + 32] if start < length < start + 32 else [start, start + 32]
+        for low, high in pairwise(ends):
+            for runner in kept:
+                runner.prefill([Chunk(0, TOKENS[low:high], low, low)], [None])
+            if high == length:
+                state = bytes(ring.read_state(0))
+                assert state == bytes(ring.read_state(0, length))
+                assert len(state) == ring.capabilities.state_bytes
+    rows = bytes(ring.read_rows(0, 0, length))
+    ring.write_rows(2, 0, rows)
+    with pytest.raises(ValueError, match=f"start: {length} rows of slot 2, whose first {length} are lost"):
+        ring.read_state(2)
+    ring.copy_prefix(0, 1, length)
+    ring.copy_prefix(0, 0, length)
+    full.copy_prefix(0, 0, length)
+    again = [Chunk(0, TOKENS[length : length + 8], length, length)]
+    expected = full.prefill(again, [SPEC])
+    for slot in range(3):
+        ring.write_state(slot, state)
+        assert bytes(ring.read_state(slot)) == state
+        assert ring.prefill([Chunk(slot, again[0].tokens, length, length)], [SPEC]) == expected
+        assert bytes(ring.read_rows(slot, 0, length)) == rows
+
+
+def test_states_of_other_slots_and_sizes_are_refused(kept: tuple[IreeRunner, IreeRunner]) -> None:
+    ring, _ = kept
+    with pytest.raises(ValueError, match=f"slot: {SLOTS} is not one of {SLOTS}"):
+        ring.read_state(SLOTS)
+    with pytest.raises(ValueError, match="slot: -1 is not one"):
+        ring.write_state(-1, bytes(ring.capabilities.state_bytes))
+    with pytest.raises(ValueError, match="state: 3 bytes, one of windows has"):
+        ring.write_state(0, b"abc")
+    with pytest.raises(ValueError, match="length: 1 rows of slot 0, which has 0"):
+        ring.read_state(0, 1)
+
+
+def test_a_common_beginning_is_computed_once(kept: tuple[Any, Any]) -> None:
+    """By snapshots, where the rings have lost it; without room for any it is computed again."""
+    for states, cached in ((1 << 20, 192), (0, 0)):
+        engine = BatchEngine(kept[0], max_queue=8, step_tokens=64, state_cache_bytes=states)
+        for number, end in enumerate((290, 296)):
+            request = EngineRequest(number, TOKENS[:200] + TOKENS[end - 90 : end], max_tokens=4)
+            cold = alone(kept[1], request)
+            assert serve(engine, request) == (cold, cached if number else 0)
+        assert engine.gauges().state_cache_bytes <= states
+        kept[0].close()
+
+
+def test_blocks_and_states_are_restored(kept: tuple[Any, Any], tmp_path: Path) -> None:
+    run_tier_gate(lambda: kept[0], tmp_path / "store")
+
+
+@pytest.mark.exhaustive
+def test_the_head_for_multi_token_prediction_drafts_beside_rings(model: Path, load: Load, tmp_path: Path) -> None:
+    """Its layer keeps all rows, and goes along with snapshots."""
+    fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    path = make_checkpoint(tmp_path, "mimo", tied=False, fields=fields)
+    runner = load(path, slots=SLOTS, context=CONTEXT, window_cache="ring", mtp=True)
+    fetch_all(runner, "mtp", "rows")
+    assert runner.capabilities.window_rows == KEPT
+    kept: Any = _Kept(runner)
+    report = run_gate(lambda: kept, requests=16, longest=120, max_tokens=40, by_head=True)
+    assert report.accepted <= report.drafted > 50
+    assert run_prefix_gate(lambda: kept, begin=200).hits > 0
+    run_tier_gate(lambda: kept, tmp_path / "store")
+    runner.close()
+
+
+def test_a_part_of_a_prompt_is_refused_by_name(kept: tuple[Any, Any]) -> None:
+    request = EngineRequest(1, TOKENS[:100], max_tokens=2, sparse=SparsePrompt(kept=((0, 32), (68, 100))))
+    with pytest.raises(RequestRefused, match=r"`sparse_prefill`: .* window_cache full") as refused:
+        BatchEngine(kept[0], max_queue=1, step_tokens=64).submit(request)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "sparse_prefill")
