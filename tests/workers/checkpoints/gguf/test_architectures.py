@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
+from tests.reference import gemma4_layers
 from tests.workers.checkpoints.gguf.conversions import converted
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.architectures.tensors import check_tensors
@@ -25,6 +26,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     # What no file states follows from llama.cpp's rules.
     "gemma2": {"fields": {"query_pre_attn_scalar": 16}},
     "gemma3_text": {"fields": {"query_pre_attn_scalar": 16}, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "gemma4_text": {"layers": 4},
+    "gemma4_text-experts": {"fields": gemma4_layers.EXPERTS},
     "glm4_moe": {"tied": False},
     "gpt_oss": {"tied": False, "rope_scaling": GPT_OSS},
     "granite": {"attention_bias": True},
@@ -60,12 +63,13 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "olmoe": {},
     "granitemoe": {},
 }
-"""Arguments of the checkpoint of each family."""
+"""Arguments of the checkpoint of each family; behind a hyphen is another case of it."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_is_the_checkpoint_that_it_was_made_from(tmp_path: Path, family: str) -> None:
-    path = make_checkpoint(tmp_path / "model", family, **FAMILIES[family])
+    case, family = family, family.partition("-")[0]
+    path = make_checkpoint(tmp_path / "model", family, **FAMILIES[case])
     file = make_gguf(path, tmp_path / "model.gguf")
     made, expected = ModelConfig.from_dir(file), ModelConfig.from_dir(path)
     if family == "mistral":  # one architecture with Llama

@@ -209,7 +209,7 @@ def test_sentencepiece_makes_the_same_tokens(tmp_path: Path, kind: str) -> None:
     [
         ("pre", "deepseek-coder", "'deepseek-coder' is not supported, only llama-bpe, llama3,"),
         ("pre", None, "None is not supported, only"),
-        ("model", "t5", "'t5' is not supported, only 'gpt2' and 'llama'"),
+        ("model", "t5", "'t5' is not supported, only 'gpt2', 'llama' and 'gemma4'"),
         ("merges", ["a"], "merge 0 is not of two tokens to a third: 'a'"),
         ("merges", None, "is not a list of strings"),
         ("token_type", [1], "is not a list of the types of"),
