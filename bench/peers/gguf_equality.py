@@ -52,6 +52,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "ernie4_5": {"fields": {"use_bias": False}},
     "exaone4": {"fields": {"sliding_window": None}},
     "gpt_neox": {"tied": False, "kv_heads": 4},
+    "lfm2_moe": {"fields": {"routed_scaling_factor": 1.0}},
     "nemotron": {"tied": False},
     "olmo2": {"tied": False},
     "olmo3": {"tied": False},

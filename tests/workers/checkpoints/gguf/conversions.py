@@ -106,6 +106,16 @@ def family_keys(config: Config) -> dict[str, Any]:
             "feed_forward_length": -(-ffn // multiple) * multiple,
             "attention.layer_norm_rms_epsilon": config["norm_eps"],
         }
+    if family == "lfm2_moe":
+        attends = [kind == "full_attention" for kind in config["layer_types"]]
+        keys |= {
+            "attention.head_count_kv": [config["num_key_value_heads"] * int(each) for each in attends],
+            "attention.sliding_window_pattern": None,
+            "shortconv.l_cache": config["conv_L_cache"],
+            "attention.layer_norm_rms_epsilon": config["norm_eps"],
+            "leading_dense_block_count": config["num_dense_layers"],
+            "expert_gating_func": 2,
+        }
     if "linear_num_value_heads" in config:
         values = config["linear_num_value_heads"]
         keys |= {

@@ -54,6 +54,7 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
@@ -261,6 +262,8 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
             before, _, _ = name.partition(".norms.")
             stacks.setdefault(f"{before}.weight", []).append(values)
             continue
+        if name.endswith(".expert_bias"):
+            name = f"{name}.bias"
         if name.endswith("e_score_correction_bias") or "shared_expert_gate" in name:
             name, values = name.replace("e_score_correction_bias", "e_score_correction.bias"), values.reshape(-1)
         if family == "granitemoehybrid" and ".layers." in name and (mapped := _mamba_tensors(name, values, config)):
@@ -271,7 +274,7 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
             _, part, end = after.split(".")
             merged = f"layers.{name.split('.')[2]}.feed_forward.experts.{part}.{end}"
             stacks.setdefault(
-                f"{before}.experts.{part}.{end}" if family not in ("mixtral", "granitemoe") else merged, []
+                f"{before}.experts.{part}.{end}" if family not in ("mixtral", "granitemoe", "lfm2_moe") else merged, []
             ).append(values)
             continue
         found[_name(names, name) + ".weight" * name.endswith(("sinks", "layer_scalar"))] = values

@@ -57,6 +57,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "ministral3": {},
     "glm4": {},
     "lfm2": {},
+    "lfm2_moe": {"fields": {"routed_scaling_factor": 1.0}},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": {},
     "qwen3_next": {},
