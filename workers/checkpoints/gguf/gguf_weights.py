@@ -127,7 +127,7 @@ class GgufWeights(Weights):
         """Return Hugging Face's name of a module outside of layers."""
         names = self._names
         by_module = {"token_embd": names.embedding, "output_norm": names.norm, "token_embd_norm": names.norm}
-        return (by_module | {"output": names.head} | self._architecture.outside).get(module)
+        return (by_module | {"output": names.head} | dict(self._architecture.outside)).get(module)
 
     def _names_of(self, module: str, end: str) -> tuple[str, ...] | None:
         """Return Hugging Face's names within a layer of what a tensor holds, with their ends."""

@@ -70,7 +70,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
     """Lengths are those of layers without windows, and those with the ending `swa` of the others."""
     windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
     shared, width, ropes = config["num_kv_shared_layers"], config["intermediate_size"], config["rope_parameters"]
-    heads, alike = config["num_key_value_heads"], config["attention_k_eq_v"]
+    heads, same = config["num_key_value_heads"], config["attention_k_eq_v"]
     keys = {
         "attention.shared_kv_layers": shared,
         "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
@@ -81,7 +81,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
     for part, lanes in (("", config["global_head_dim"]), ("_swa", config["head_dim"])):
         names = (f"attention.key_length{part}", f"attention.value_length{part}", f"rope.dimension_count{part}")
         keys |= dict.fromkeys(names, lanes)
-    if alike:
+    if same:
         keys["attention.head_count_kv"] = [heads if each else config["num_global_key_value_heads"] for each in windowed]
     if config["use_double_wide_mlp"]:
         own = len(windowed) - shared

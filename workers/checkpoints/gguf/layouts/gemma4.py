@@ -73,16 +73,16 @@ def _read_heads(keys: Keys, fields: Fields) -> None:
     windowed = next((count for count, kind in zip(counts, kinds, strict=True) if kind == "sliding_attention"), last)
     own = len(kinds) - keys.count("attention.shared_kv_layers")
     full = [number for number, kind in enumerate(kinds[: max(0, own)]) if kind == "full_attention"]
-    alike = bool(full) and all(f"blk.{number}.attn_v.weight" not in keys.model.tensors for number in full)
+    same = bool(full) and all(f"blk.{number}.attn_v.weight" not in keys.model.tensors for number in full)
     whole = next((count for count, kind in zip(counts, kinds, strict=True) if kind == "full_attention"), windowed)
-    if whole != windowed and not alike:
+    if whole != windowed and not same:
         raise keys.error("attention.head_count_kv", "differs between layers, which have matrices of values")
     fields |= {
         "global_head_dim": fields["head_dim"],
         "head_dim": lanes,
         "num_key_value_heads": windowed,
-        "num_global_key_value_heads": whole if alike else None,
-        "attention_k_eq_v": alike,
+        "num_global_key_value_heads": whole if same else None,
+        "attention_k_eq_v": same,
         "num_kv_shared_layers": len(kinds) - own,
     }
 
