@@ -233,3 +233,31 @@ def test_granite_4_is_refused_by_its_key(tmp_path: Path, key: str, value: object
     with pytest.raises(CheckpointError) as refused:
         ModelConfig.from_dir(file)
     assert str(refused.value) == f"{file}: {key}: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("attention.sliding_window_pattern", [True], "is not true or false for each of 2 layers"),
+        ("attention.head_count_kv", [2, 2, 2], "is not an integer from 1 to"),
+        ("attention.value_length_swa", 8, "is not attention.key_length_swa, 16"),
+        ("feed_forward_length", [128, 64], "is not 128 for all layers, or twice as much for the last 0"),
+        ("attention.logit_softcapping", 5.0, "5.0 is not supported for this architecture"),
+    ],
+    ids=str,
+)
+def test_gemma_4_is_refused_by_its_key(tmp_path: Path, key: str, value: object, problem: str) -> None:
+    path = make_checkpoint(tmp_path / "model", "gemma4_text", fields=gemma4_layers.EXPERTS)
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={f"gemma4.{key}": value})
+    with pytest.raises(CheckpointError) as refused:
+        ModelConfig.from_dir(file)
+    assert str(refused.value).startswith(f"{file}: gemma4.{key}: {problem}")
+
+
+def test_gates_of_experts_have_as_many_rows_as_the_metadata_says(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "gemma4_text", fields=gemma4_layers.EXPERTS)
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={"gemma4.expert_feed_forward_length": 1 << 20})
+    with pytest.raises(
+        CheckpointError, match=r"ffn_gate_up_exps.weight: has the shape \(6, 96, 64\), not twice 1048576"
+    ):
+        open_weights(file)

@@ -128,10 +128,16 @@ def _read_mlp(keys: Keys, fields: Fields) -> None:
 
 
 def order_gates_and_ups(keys: Keys) -> Mapping[str, StoredOrder]:
-    """Experts have their gates before their other inputs in one matrix."""
-    if not keys.get("expert_count"):
+    """Experts have their gates before their other inputs in one matrix, unless a file has both apart."""
+    merged = next(
+        (each for name, each in keys.model.tensors.items() if name.endswith(".ffn_gate_up_exps.weight")), None
+    )
+    if merged is None:
         return {}
     width = keys.integer("expert_feed_forward_length")
+    if len(merged.shape) != 3 or merged.shape[1] != 2 * width:
+        problem = f"has the shape {merged.shape}, not twice {width} rows of each expert"
+        raise keys.model.error(merged.name, problem)
     rows = np.arange(2 * width)
     return {
         GATES: StoredOrder(rows[:width], stored_rows=2 * width),
