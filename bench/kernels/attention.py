@@ -62,6 +62,7 @@ class AttentionGraph:
             heads=self._heads,
             attention_scale=1.0,
             attention_cap=None,
+            sinks=False,
             plan=[layer] * cache.layers,
             kv_index=lambda number: number,
         )

@@ -39,7 +39,12 @@ from workers.iree.model.tiled_ops import TiledOps
 HEADS, KV_HEADS, DEPTH = 12, 4, 64
 LAYER = SimpleNamespace(window=None, rope=None, kind="attention")
 MODEL: Any = SimpleNamespace(
-    heads=HEADS, attention_scale=DEPTH**-0.5, attention_cap=None, plan=[LAYER], kv_index=lambda number: number
+    heads=HEADS,
+    attention_scale=DEPTH**-0.5,
+    attention_cap=None,
+    sinks=False,
+    plan=[LAYER],
+    kv_index=lambda number: number,
 )
 """The fields of a model's config that the attention reads."""
 

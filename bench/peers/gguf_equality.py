@@ -35,6 +35,7 @@ from bench.peers.weights.llama_cpp_files import make_file
 from bench.peers.weights.to_gguf import convert
 from tests.checkpoints import make_checkpoint
 from tests.families import FAMILIES
+from tests.workers.checkpoints.gguf.gguf_files import ARCHITECTURES
 from workers.errors import LoadRefused
 from workers.host.topology import usable_cores
 
@@ -68,6 +69,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe": {"tied": False, "fields": {"num_nextn_predict_layers": 0}},
     "gpt_neox": {"tied": False, "kv_heads": 4},
     "granitemoehybrid": {"fields": {"intermediate_size": 96}},
+    "lfm2_moe": {"fields": {"routed_scaling_factor": 1.0}},
     "nemotron": {"tied": False},
     "olmo2": {"tied": False},
     "olmo3": {"tied": False},
@@ -144,7 +146,7 @@ def _alike(ours: list[list[int]], theirs: list[list[int]]) -> int:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    known = [family for family in FAMILIES if family not in UNKNOWN]
+    known = [family for family in FAMILIES if family in ARCHITECTURES and family not in UNKNOWN]
     parser.add_argument("--families", nargs="+", choices=known, default=known, metavar="FAMILY", help="to compare")
     parser.add_argument("--kinds", nargs="+", default=["f32", "f16"], help="of the files, such as f16 or Q4_K_M")
     parser.add_argument("--prompts", type=at_least(1), default=8, help="random prompts for each file")

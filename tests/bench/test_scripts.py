@@ -73,7 +73,10 @@ def test_scripts_and_children_are_found() -> None:
         "bench/links/children.py",
         *(f"bench/scale_out/{name}.py" for name in ("paced_scale", "paced_worker", "ray_nodes")),
         "bench/gpu/stages.py",
-        *(f"bench/peers/children/{name}.py" for name in ("baton", "onnxruntime_genai", "openvino_genai", "vllm_cpu")),
+        *(
+            f"bench/peers/children/{name}.py"
+            for name in ("baton", "convert_to_gguf", "onnxruntime_genai", "openvino_genai", "vllm_cpu")
+        ),
     }
 
 

@@ -35,6 +35,7 @@ GROUPS: Mapping[str, Any] = {
     "intermediate_size": 64,
     "shared_expert_intermediate_size": 64,
     "shared_intermediate_size": 64,
+    "hidden_size_per_layer_input": 32,
 }
 """Widths of whole groups, of the families whose checkpoints have others."""
 Make = Callable[[Path, str], object]
@@ -43,7 +44,7 @@ Make = Callable[[Path, str], object]
 def options(family: str) -> dict[str, Any]:
     """Return options with which the inputs of all matrices are whole groups, and those that GGUF files can say."""
     fields = FAMILIES[family].fields(2)
-    changed = {name: value for name, value in GROUPS.items() if name in fields}
+    changed = {name: value for name, value in GROUPS.items() if fields.get(name)}
     widths = {"intermediate_size": 64} if "moe_intermediate_size" in fields else {}
     windows = {"sliding_window": None} if family == "starcoder2" else {}
     tied = SERVED[family].defaults.get("tie_word_embeddings", False)

@@ -26,6 +26,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
     set_family,
 )
 from workers.checkpoints.gguf.layouts.dense import DENSE
+from workers.checkpoints.gguf.layouts.gemma4 import GEMMA4
 from workers.checkpoints.gguf.layouts.hybrids import HYBRIDS
 from workers.checkpoints.gguf.layouts.mixtures import MIXTRAL_EXPERTS, MIXTURES
 from workers.checkpoints.gguf.rotary import rotary_fields
@@ -98,7 +99,7 @@ LLAMA_LIKE: Mapping[str, Architecture] = {
     "seed_oss": Architecture("seed_oss", ATTENTION | MLP | {"post_attention_norm": "post_attention_layernorm"}),
 }
 """The dense architectures like Llama, and Mixtral."""
-ARCHITECTURES: Mapping[str, Architecture] = {**LLAMA_LIKE, **DENSE, **MIXTURES, **HYBRIDS}
+ARCHITECTURES: Mapping[str, Architecture] = {**LLAMA_LIKE, **DENSE, **MIXTURES, **HYBRIDS, **GEMMA4}
 """The architectures by `general.architecture`."""
 
 
@@ -119,14 +120,15 @@ def config_fields(model: GgufFile) -> Fields:
     head_dim = keys.integer("attention.key_length", max(1, hidden // heads))
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise keys.error("attention.value_length", f"is not attention.key_length, {head_dim}")
-    family = FAMILIES[architecture.family]
+    family, layers = FAMILIES[architecture.family], layers_of(keys)
+    listed = {name: keys.integers(name, layers)[0] for name in sorted(architecture.listed)}
     epsilon = "layer_norm_rms_epsilon" if family.norm_kind == "rms" else "layer_norm_epsilon"
     fields: Fields = {
         "hidden_size": hidden,
-        "num_hidden_layers": layers_of(keys),
-        "intermediate_size": _ffn(keys),
+        "num_hidden_layers": layers,
+        "intermediate_size": listed.get("feed_forward_length") or _ffn(keys),
         "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads_of(keys),
+        "num_key_value_heads": listed.get("attention.head_count_kv") or kv_heads_of(keys),
         "head_dim": head_dim,
         "rms_norm_eps": keys.number(f"attention.{epsilon}"),
         "max_position_embeddings": context,

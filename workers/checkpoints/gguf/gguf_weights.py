@@ -117,7 +117,7 @@ class GgufWeights(Weights):
                 if format is not None and not order.keeps_groups(format.group):
                     format = None
                 for index in range(count):
-                    yield name.format(index), _TensorSource(tensor, match[2], index, format=format)
+                    yield name.format(index), _TensorSource(tensor, match[2], index, order, format)
                 if not several:
                     row = match[2] in self._rows and len(tensor.shape) == 1
                     flat = match[2] in self._architecture.flat
@@ -127,7 +127,7 @@ class GgufWeights(Weights):
         """Return Hugging Face's name of a module outside of layers."""
         names = self._names
         by_module = {"token_embd": names.embedding, "output_norm": names.norm, "token_embd_norm": names.norm}
-        return (by_module | {"output": names.head}).get(module)
+        return (by_module | {"output": names.head} | dict(self._architecture.outside)).get(module)
 
     def _names_of(self, module: str, end: str) -> tuple[str, ...] | None:
         """Return Hugging Face's names within a layer of what a tensor holds, with their ends."""
@@ -156,7 +156,7 @@ class GgufWeights(Weights):
                 )
             return from_pairs(heads, tensor.shape[0])
         order = self._orders.get(name.removesuffix(".weight"), self._orders.get(module, IN_ORDER))
-        if not order.fits(tensor.shape):
+        if not order.fits(tensor.shape[1:] if "{}" in name else tensor.shape):
             raise self._model.error(tensor.name, f"has the shape {tensor.shape}, not what the metadata says")
         return order
 

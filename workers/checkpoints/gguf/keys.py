@@ -50,6 +50,19 @@ class Keys:
             raise self.error(name, f"{_brief(value)} is not an integer from 1 to {MAX_SIZE}")
         return value
 
+    def count(self, name: str) -> int:
+        """The number under a key, which may be 0 or missing."""
+        return self.integer(name) if self.get(name) else 0
+
+    def integers(self, name: str, layers: int) -> list[int]:
+        """The number for each layer: a list of them, or one for all."""
+        value = self.get(name)
+        if not isinstance(value, list):
+            return [self.integer(name)] * layers
+        if len(value) != layers or any(type(each) is not int or not 0 < each <= MAX_SIZE for each in value):
+            raise self.error(name, f"is not an integer from 1 to {MAX_SIZE} for each of {layers} layers")
+        return value
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
         if value is None:

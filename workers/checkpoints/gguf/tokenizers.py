@@ -19,8 +19,8 @@ MAX_MERGES = 4 << 20
 def tokenizer_json(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """Return the tokenizer of a file. Raises `CheckpointError` for a kind or a pre-tokenizer that is not supported."""
     kind = vocabulary.get("model")
-    if kind not in ("gpt2", "llama"):
-        raise vocabulary.error("model", f"{kind!r} is not supported, only 'gpt2' and 'llama'")
+    if kind not in ("gpt2", "llama", "gemma4"):
+        raise vocabulary.error("model", f"{kind!r} is not supported, only 'gpt2', 'llama' and 'gemma4'")
     own = _byte_level(vocabulary) if kind == "gpt2" else _sentencepiece(vocabulary)
     return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": vocabulary.added(), **own}
 
@@ -31,6 +31,17 @@ def _byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     if pre is None:
         raise vocabulary.error("pre", f"{name!r} is not supported, only {', '.join(PRE_TOKENIZERS)}")
     used = vocabulary.used()
+    return {
+        "normalizer": {"type": "NFC"} if pre.nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre.steps()},
+        "post_processor": _around(vocabulary, bos=pre.bos),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "model": _bpe(used, _listed_merges(vocabulary, used), ignore_merges=pre.whole_words),
+    }
+
+
+def _listed_merges(vocabulary: GgufVocabulary, used: dict[str, int]) -> list[list[str]]:
+    """Read the merges of a file. Raises `CheckpointError` for one that is not of tokens."""
     merges = vocabulary.get("merges")
     if not isinstance(merges, list) or not all(isinstance(merge, str) for merge in merges):
         raise vocabulary.error("merges", "is not a list of strings")
@@ -41,17 +52,12 @@ def _byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
         if not space or any(part not in used for part in (left, right, left + right)):
             raise vocabulary.error("merges", f"merge {number} is not of two tokens to a third: {merge[:64]!r}")
         pairs.append([left, right])
-    return {
-        "normalizer": {"type": "NFC"} if pre.nfc else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre.steps()},
-        "post_processor": _around(vocabulary, bos=pre.bos),
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
-        "model": _bpe(used, pairs, ignore_merges=pre.whole_words),
-    }
+    return pairs
 
 
 def _sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
-    used = vocabulary.used()
+    """SentencePiece's BPE, of pieces with ▁ for spaces. Gemma 4's files list its merges."""
+    used, listed = vocabulary.used(), vocabulary.get("model") == "gemma4"
     prefix = vocabulary.flag("add_space_prefix", True)
     unknown = vocabulary.role("unknown")
     replace: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -69,7 +75,7 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
         "decoder": {"type": "Sequence", "decoders": [*back, *strip]},
         "model": _bpe(
             used,
-            _merges(vocabulary, used),
+            _listed_merges(vocabulary, used) if listed else _merges(vocabulary, used),
             unk_token=None if unknown is None else vocabulary.tokens[unknown],
             fuse_unk=True,
             byte_fallback=BYTE in vocabulary.types,

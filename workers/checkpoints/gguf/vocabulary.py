@@ -23,14 +23,20 @@ ROLES: Mapping[str, str] = {
 """transformers' names of the roles of tokens; the spelling of a key is the format's."""
 ENDS = ("eos", "eot", "eom")
 """The roles of tokens that end an answer."""
+TOOL_RESPONSE = "<|tool_response>"
+"""Gemma 4's end of a tool call, which converters mark as a token of the user's, to be shown."""
 END_TEXTS = frozenset(
     {
         *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>"),
-        *("<EOT>", "_<EOT>", "<end_of_utterance>", "<|return|>", "<|call|>"),
+        *("<turn|>", TOOL_RESPONSE, "<EOT>", "_<EOT>", "<end_of_utterance>", "<|return|>", "<|call|>"),
     }
 )
 """Control tokens that end an answer, whatever their role is: files state one, and models have several. The list is
 llama.cpp's, as far as it concerns the architectures here."""
+
+
+def _ends(token: str, kind: int) -> bool:
+    return token in END_TEXTS and (kind == CONTROL or (kind == USER_DEFINED and token == TOOL_RESPONSE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,7 @@ class GgufVocabulary:
         """Ids of the tokens that end an answer."""
         found = {ident for name in ENDS if (ident := self.role(name)) is not None}
         kinds = zip(self.tokens, self.types, strict=True)
-        found |= {ident for ident, (token, kind) in enumerate(kinds) if kind == CONTROL and token in END_TEXTS}
+        found |= {ident for ident, (token, kind) in enumerate(kinds) if _ends(token, kind)}
         return sorted(found)
 
     def used(self) -> dict[str, int]:
@@ -106,7 +112,8 @@ class GgufVocabulary:
                 **flags,
             }
             for ident, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if token and (kind in (CONTROL, USER_DEFINED) or (kind == UNKNOWN and self.get("model") == "llama"))
+            if token
+            and (kind in (CONTROL, USER_DEFINED) or (kind == UNKNOWN and self.get("model") in ("llama", "gemma4")))
         ]
 
     def around(self, *, bos: bool) -> tuple[int | None, int | None]:

@@ -66,6 +66,29 @@ def _split_inputs(config: Config, prefix: str, values: NDArray[Any]) -> Parts:
     yield f"{prefix}in_proj_z.weight", gate
 
 
+def _gemma4(config: Config) -> dict[str, Any]:
+    """Lengths are those of layers without windows, and those with the ending `swa` of the others."""
+    windowed = [kind == "sliding_attention" for kind in config["layer_types"]]
+    shared, width, ropes = config["num_kv_shared_layers"], config["intermediate_size"], config["rope_parameters"]
+    heads, same = config["num_key_value_heads"], config["attention_k_eq_v"]
+    keys = {
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"],
+        "expert_used_count": config.get("top_k_experts"),
+        "rope.freq_base": ropes["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+    }
+    for part, lanes in (("", config["global_head_dim"]), ("_swa", config["head_dim"])):
+        names = (f"attention.key_length{part}", f"attention.value_length{part}", f"rope.dimension_count{part}")
+        keys |= dict.fromkeys(names, lanes)
+    if same:
+        keys["attention.head_count_kv"] = [heads if each else config["num_global_key_value_heads"] for each in windowed]
+    if config["use_double_wide_mlp"]:
+        own = len(windowed) - shared
+        keys["feed_forward_length"] = [width] * own + [2 * width] * shared
+    return keys
+
+
 def family_keys(config: Config) -> dict[str, Any]:
     """Return the keys of the architecture that only some families have."""
     family, scaling = config["model_type"], config.get("rope_scaling") or {}
@@ -83,6 +106,16 @@ def family_keys(config: Config) -> dict[str, Any]:
             "feed_forward_length": -(-ffn // multiple) * multiple,
             "attention.layer_norm_rms_epsilon": config["norm_eps"],
         }
+    if family == "lfm2_moe":
+        attends = [kind == "full_attention" for kind in config["layer_types"]]
+        keys |= {
+            "attention.head_count_kv": [config["num_key_value_heads"] * int(each) for each in attends],
+            "attention.sliding_window_pattern": None,
+            "shortconv.l_cache": config["conv_L_cache"],
+            "attention.layer_norm_rms_epsilon": config["norm_eps"],
+            "leading_dense_block_count": config["num_dense_layers"],
+            "expert_gating_func": 2,
+        }
     if "linear_num_value_heads" in config:
         values = config["linear_num_value_heads"]
         keys |= {
@@ -95,6 +128,8 @@ def family_keys(config: Config) -> dict[str, Any]:
             "full_attention_interval": 4,
             "rope.dimension_sections": [11, 11, 10, 0],
         }
+    if family == "gemma4_text":
+        keys |= _gemma4(config)
     if family in ("cohere", "cohere2"):
         keys |= {"logit_scale": config["logit_scale"], "rope.scaling.type": "none"}
     if family == "cohere2":

@@ -32,6 +32,7 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
@@ -53,6 +54,7 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "ministral3": gguf.MODEL_ARCH.MISTRAL3,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
@@ -153,7 +155,7 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.key_length": config["head_dim"],
         "attention.value_length": config["head_dim"],
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": float(config["rope_theta"]),
+        "rope.freq_base": float(config.get("rope_theta", 0)),
         "vocab_size": config["vocab_size"],
         "expert_count": config.get("num_local_experts") or config.get("num_experts"),
         "expert_used_count": config.get("num_experts_per_tok"),
@@ -260,6 +262,8 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
             before, _, _ = name.partition(".norms.")
             stacks.setdefault(f"{before}.weight", []).append(values)
             continue
+        if name.endswith(".expert_bias"):
+            name = f"{name}.bias"
         if name.endswith("e_score_correction_bias") or "shared_expert_gate" in name:
             name, values = name.replace("e_score_correction_bias", "e_score_correction.bias"), values.reshape(-1)
         if family == "granitemoehybrid" and ".layers." in name and (mapped := _mamba_tensors(name, values, config)):
@@ -270,16 +274,24 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
             _, part, end = after.split(".")
             merged = f"layers.{name.split('.')[2]}.feed_forward.experts.{part}.{end}"
             stacks.setdefault(
-                f"{before}.experts.{part}.{end}" if family not in ("mixtral", "granitemoe") else merged, []
+                f"{before}.experts.{part}.{end}" if family not in ("mixtral", "granitemoe", "lfm2_moe") else merged, []
             ).append(values)
             continue
-        found[_name(names, name) + ".weight" * name.endswith("sinks")] = values
-    found |= {_name(names, name): np.stack(values) for name, values in stacks.items()}
+        found[_name(names, name) + ".weight" * name.endswith(("sinks", "layer_scalar"))] = values
+    merged_stacks = {name: np.stack(values) for name, values in stacks.items()}
+    if family == "gemma4_text":  # gates before the other inputs, in one matrix of each expert
+        for name in [name for name in merged_stacks if name.endswith(".gate_proj.weight")]:
+            parts = [merged_stacks.pop(name.replace("gate_proj", part)) for part in ("gate_proj", "up_proj")]
+            merged_stacks[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(parts, axis=1)
+    found |= {_name(names, name): values for name, values in merged_stacks.items()}
     return found | _divisors(config)
 
 
 def _name(names: gguf.TensorNameMap, name: str) -> str:
     found: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if name.endswith("router.scale") or name.endswith("per_expert_scale"):
+        part = "ffn_gate_inp" if name.endswith("router.scale") else "ffn_down_exps"
+        return f"blk.{name.split('.')[2]}.{part}.scale"
     assert found is not None, name
     return found
 
@@ -287,6 +299,10 @@ def _name(names: gguf.TensorNameMap, name: str) -> str:
 def _divisors(config: Mapping[str, Any]) -> Tensors:
     """The tensors of positions."""
     scaling = config.get("rope_scaling") or {}
+    if config["model_type"] == "gemma4_text":
+        pairs, part = config["global_head_dim"] // 2, config["rope_parameters"]["full_attention"]
+        rotated = int(pairs * part["partial_rotary_factor"])
+        return {"rope_freqs.weight": np.array([1.0] * rotated + [1e30] * (pairs - rotated), np.float32)}
     if scaling.get("rope_type") == "longrope":
         parts = {"long": scaling["long_factor"], "short": scaling["short_factor"]}
         return {f"rope_factors_{name}.weight": np.array(values, np.float32) for name, values in parts.items()}

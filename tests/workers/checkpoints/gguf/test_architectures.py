@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
+from tests.reference import gemma4_layers
 from tests.workers.checkpoints.gguf import gguf_files
 from tests.workers.checkpoints.gguf.conversions import converted
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf
@@ -26,6 +27,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     # What no file states follows from llama.cpp's rules.
     "gemma2": {"fields": {"query_pre_attn_scalar": 16}},
     "gemma3_text": {"fields": {"query_pre_attn_scalar": 16}, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    "gemma4_text": {"layers": 4},
+    "gemma4_text-experts": {"fields": gemma4_layers.EXPERTS},
     "glm4_moe": {"tied": False},
     "gpt_oss": {"tied": False, "rope_scaling": GPT_OSS},
     "granite": {"attention_bias": True},
@@ -55,18 +58,20 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "ministral3": {},
     "glm4": {},
     "lfm2": {},
+    "lfm2_moe": {"fields": {"routed_scaling_factor": 1.0}},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": {},
     "qwen3_next": {},
     "olmoe": {},
     "granitemoe": {},
 }
-"""Arguments of the checkpoint of each family."""
+"""Arguments of the checkpoint of each family; behind a hyphen is another case of it."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_is_the_checkpoint_that_it_was_made_from(tmp_path: Path, family: str) -> None:
-    path = make_checkpoint(tmp_path / "model", family, **FAMILIES[family])
+    case, family = family, family.partition("-")[0]
+    path = make_checkpoint(tmp_path / "model", family, **FAMILIES[case])
     file = make_gguf(path, tmp_path / "model.gguf")
     made, expected = ModelConfig.from_dir(file), ModelConfig.from_dir(path)
     if family == "mistral":  # one architecture with Llama
@@ -288,3 +293,31 @@ def test_a_decay_that_is_none_is_refused_by_its_tensor(tmp_path: Path, value: fl
             weights[name]
         written["blk.0.ssm_a"] = np.zeros_like(stored[name], np.float32)
         assert np.all(open_weights(make_gguf(path, tmp_path / "model.gguf"))[name] == -np.inf), "it never decays"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("attention.sliding_window_pattern", [True], "is not true or false for each of 2 layers"),
+        ("attention.head_count_kv", [2, 2, 2], "is not an integer from 1 to"),
+        ("attention.value_length_swa", 8, "is not attention.key_length_swa, 16"),
+        ("feed_forward_length", [128, 64], "is not 128 for all layers, or twice as much for the last 0"),
+        ("attention.logit_softcapping", 5.0, "5.0 is not supported for this architecture"),
+    ],
+    ids=str,
+)
+def test_gemma_4_is_refused_by_its_key(tmp_path: Path, key: str, value: object, problem: str) -> None:
+    path = make_checkpoint(tmp_path / "model", "gemma4_text", fields=gemma4_layers.EXPERTS)
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={f"gemma4.{key}": value})
+    with pytest.raises(CheckpointError) as refused:
+        ModelConfig.from_dir(file)
+    assert str(refused.value).startswith(f"{file}: gemma4.{key}: {problem}")
+
+
+def test_gates_of_experts_have_as_many_rows_as_the_metadata_says(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "model", "gemma4_text", fields=gemma4_layers.EXPERTS)
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={"gemma4.expert_feed_forward_length": 1 << 20})
+    with pytest.raises(
+        CheckpointError, match=r"ffn_gate_up_exps.weight: has the shape \(6, 96, 64\), not twice 1048576"
+    ):
+        open_weights(file)

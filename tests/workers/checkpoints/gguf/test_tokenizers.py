@@ -132,6 +132,36 @@ def test_the_tokens_around_a_prompt(tmp_path: Path) -> None:
     assert both.encode("a", special=True) == [bos, *both.encode("a", special=False), bos + 1]
 
 
+def test_gemma_4_has_pieces_with_listed_merges(tmp_path: Path) -> None:
+    original = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    original.normalizer = normalizers.Replace(" ", "▁")
+    original.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    single = ["<unk>", "<bos>", "<turn|>", "<|tool_response>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    original.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=600, special_tokens=single))
+    stored = json.loads(original.to_str())
+    # Bytes are tokens that no text has, and others are found in it.
+    stored["added_tokens"] = [token for token in stored["added_tokens"] if not token["content"].startswith("<0x")]
+    original = Tokenizer.from_str(json.dumps(stored))
+    tokens = sorted(vocabulary := original.get_vocab(), key=lambda token: vocabulary[token])
+    types = {"<unk>": 3, "<bos>": 3, "<turn|>": 3, "<|tool_response>": USER_DEFINED}
+    keys = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [types.get(token, 6 if token.startswith("<0x") else 1) for token in tokens],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in stored["model"]["merges"]],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    tokenizer = CheckpointTokenizer.from_dir(write(tmp_path, keys))
+    for text in [*CORPUS, "😀 <turn|>"]:
+        ids = original.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, special=True) == [1, *ids], text
+        assert tokenizer.decode(ids) == original.decode(ids), text
+    assert tokenizer.eos_ids == {2, 3}
+
+
 def test_ids_that_no_token_has_leave_the_others_alone(tmp_path: Path) -> None:
     keys = byte_level_keys(Tokenizer.from_str(trained()), "gpt-2") | {"tokenizer.ggml.add_bos_token": False}
     tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
@@ -209,7 +239,7 @@ def test_sentencepiece_makes_the_same_tokens(tmp_path: Path, kind: str) -> None:
     [
         ("pre", "deepseek-coder", "'deepseek-coder' is not supported, only llama-bpe, llama3,"),
         ("pre", None, "None is not supported, only"),
-        ("model", "t5", "'t5' is not supported, only 'gpt2' and 'llama'"),
+        ("model", "t5", "'t5' is not supported, only 'gpt2', 'llama' and 'gemma4'"),
         ("merges", ["a"], "merge 0 is not of two tokens to a third: 'a'"),
         ("merges", None, "is not a list of strings"),
         ("token_type", [1], "is not a list of the types of"),

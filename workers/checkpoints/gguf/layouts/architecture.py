@@ -63,6 +63,10 @@ class Architecture:
     """Modules that are never quantized, such as routers: an error in one chooses other experts."""
     flat: frozenset[str] = frozenset()
     """Vectors that are matrices in the file."""
+    outside: Mapping[str, str] = field(default_factory=dict)
+    """Hugging Face's names of modules outside of layers that other architectures do not have."""
+    listed: frozenset[str] = frozenset()
+    """Keys with a number for each layer that may differ, which `read` reads; others have one number, or 0."""
     taps: frozenset[str] = frozenset()
     """Convolutions, [channels, taps] in the file and [channels, 1, taps] in Hugging Face's checkpoints."""
 

@@ -16,7 +16,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
     read_experts,
     read_multipliers,
 )
-from workers.checkpoints.gguf.layouts.mixtures import QWEN2_EXPERTS, QWEN3_EXPERTS
+from workers.checkpoints.gguf.layouts.mixtures import QWEN2_EXPERTS, QWEN3_EXPERTS, ROUTER_BIAS, SIGMOID
 from workers.checkpoints.gguf.layouts.orders import MAX_ROWS, StoredOrder, grouped_heads
 
 LFM2 = ATTENTION | {
@@ -31,6 +31,13 @@ LFM2 = ATTENTION | {
     "ffn_gate": "feed_forward.w1",
     "ffn_up": "feed_forward.w3",
     "ffn_down": "feed_forward.w2",
+}
+LFM2_EXPERTS = {
+    "ffn_gate_inp": "feed_forward.gate",
+    ROUTER_BIAS: "feed_forward.expert_bias",
+    "ffn_gate_exps": "feed_forward.experts.{}.w1",
+    "ffn_up_exps": "feed_forward.experts.{}.w3",
+    "ffn_down_exps": "feed_forward.experts.{}.w2",
 }
 DELTA = {
     "attn_qkv": "linear_attn.in_proj_qkv",
@@ -76,6 +83,23 @@ def read_lfm2(keys: Keys, fields: Fields) -> None:
     fields["layer_types"] = ["full_attention" if count else "conv" for count in read_kv_heads(keys)]
     fields["conv_L_cache"] = keys.integer("shortconv.l_cache")
     fields["block_auto_adjust_ff_dim"] = False  # the file has the adjusted width
+
+
+def read_lfm2_experts(keys: Keys, fields: Fields) -> None:
+    """The weights of chosen experts sum to one."""
+    read_lfm2(keys, fields)
+    del fields["block_auto_adjust_ff_dim"]
+    if (kind := keys.get("expert_gating_func")) != SIGMOID:
+        raise keys.error("expert_gating_func", f"{kind!r} is not supported for this architecture, only {SIGMOID}")
+    fields |= {
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "num_dense_layers": keys.count("leading_dense_block_count"),
+        "use_expert_bias": any(name.endswith(f".{ROUTER_BIAS}") for name in keys.model.tensors),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }
 
 
 def read_delta(keys: Keys, fields: Fields) -> None:
@@ -198,6 +222,9 @@ HYBRIDS: Mapping[str, Architecture] = {
         flat=frozenset({"ssm_a", "ssm_d", "ssm_norm"}),
     ),
     "lfm2": Architecture("lfm2", LFM2, read=read_lfm2, taps=frozenset({"shortconv.conv"})),
+    "lfm2moe": Architecture(
+        "lfm2_moe", LFM2 | LFM2_EXPERTS, read=read_lfm2_experts, taps=frozenset({"shortconv.conv"})
+    ),
     "qwen35": Architecture(
         "qwen3_5_text",
         QWEN35 | MLP,
