@@ -16,6 +16,8 @@ STATED = (
     "hidden_size",
     "intermediate_size",
     "max_position_embeddings",
+    "moe_num_experts",
+    "n_routed_experts",
     "num_attention_heads",
     "num_experts",
     "num_hidden_layers",
@@ -28,6 +30,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "qwen3": {"use_sliding_window": True},
     "qwen3_moe": {"use_sliding_window": True},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention", "mlp"], "num_hidden_layers": 3},
     "smollm3": {"use_sliding_window": True, "sliding_window": 9},
     "phi3": {
         "max_position_embeddings": 8192,

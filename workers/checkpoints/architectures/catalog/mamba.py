@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from workers.checkpoints.architectures.catalog.moe import EXPERTS, GRANITE, GRANITE_NAMES, MULTIPLIERS
+from workers.checkpoints.architectures.catalog.moe import EXPERTS, GRANITE, GRANITE_NAMES, MULTIPLIERS, ROUTED
 from workers.checkpoints.architectures.family import Family, UndescribedParts
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.parts import Names, Norms
@@ -139,6 +139,7 @@ MAMBAS: Mapping[str, Family] = {
         },
         mixer_rule=pattern_layers,
         variant=nemotron_h,
+        reads=ROUTED | {"n_shared_experts"},  # of no effect without a layer of experts, which `variant` refuses
         other_tensors=("mtp.",),
         field_names={
             "rms_norm_eps": "layer_norm_epsilon",

@@ -216,6 +216,7 @@ MIXTURES: Mapping[str, Family] = {
         field_names={"num_experts": "n_routed_experts"},
         variant=vary_glm4_moe,
         defaults={
+            "num_nextn_predict_layers": 1,
             "rms_norm_eps": 1e-5,
             "partial_rotary_factor": 0.5,
             "max_position_embeddings": 131072,
