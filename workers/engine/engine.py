@@ -158,7 +158,7 @@ class BatchEngine:
         if request.sparse is not None and self._capabilities.state_bytes:
             text = "`sparse_prefill`: the model has a recurrent state, which would miss the tokens that are left out"
             if self._capabilities.window_rows:
-                text = "`sparse_prefill`: layers with a window keep a ring of rows: serve with window_cache full"
+                text = "`sparse_prefill`: layers with a window keep a ring of rows: serve with --window-cache full"
             raise RequestRefused(ErrorCode.UNSUPPORTED, text, SPARSE)
         now = self._clock()
         sequence = self._scheduler.submit(request, now)

@@ -168,19 +168,28 @@ def test_bytes_of_the_header_that_change_are_read_or_refused(made: Path, tmp_pat
 @pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("shape", [(31, 32), (1, 32, 32)], ids=["odd", "stack"])
 def test_a_matrix_of_another_shape_is_refused_by_its_name(tmp_path: Path, kind: Type, shape: tuple[int, ...]) -> None:
-    file, name = tmp_path / "model.gguf", "model.layers.0.self_attn.q_proj.weight"
-    keys = {"general.architecture": "llama", "llama.attention.head_count": 2}
+    file = tmp_path / "model.gguf"
+    keys = {"general.architecture": "llama", "llama.block_count": 1, "llama.attention.head_count": 2}
     write_gguf(file, keys, {"blk.0.attn_q.weight": np.zeros(shape, np.float32)}, kind)
+    with pytest.raises(CheckpointError, match=rf"blk\.0\.attn_q\.weight: has the shape \({shape[0]}, .*not rows of 2"):
+        open_weights(file)
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=lambda kind: kind.name)
+def test_a_matrix_of_other_sizes_is_refused_by_its_name(tmp_path: Path, kind: Type) -> None:
+    file, name = tmp_path / "model.gguf", "model.layers.0.self_attn.v_proj.weight"
+    keys = {"general.architecture": "llama", "llama.block_count": 1, "llama.attention.head_count": 2}
+    write_gguf(file, keys, {"blk.0.attn_v.weight": np.zeros((31, 32), np.float32)}, kind)
     weights = open_weights(file)
     take = weights.take if weights.format(name) is None else weights.take_quantized
-    with pytest.raises(CheckpointError, match=rf"q_proj\.weight: has the shape \({shape[0]}, "):
+    with pytest.raises(CheckpointError, match=r"v_proj\.weight: has the shape \(31, "):
         take(name, (32, 32))
 
 
 def test_the_bound_of_matrices_of_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is listed by its name, and a stack of many small ones takes few bytes of the file."""
     file = tmp_path / "model.gguf"
-    keys = {"general.architecture": "llama", "llama.attention.head_count": 2}
+    keys = {"general.architecture": "llama", "llama.block_count": 2, "llama.attention.head_count": 2}
     stacks = {f"blk.{layer}.ffn_up_exps.weight": np.zeros((4, 1, 32), np.float32) for layer in range(2)}
     write_gguf(file, keys, stacks)
     monkeypatch.setattr("workers.checkpoints.gguf.gguf_weights.MAX_TENSORS", 8)

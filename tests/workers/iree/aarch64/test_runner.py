@@ -31,7 +31,10 @@ def loaded(load: Load, path: Path, patch: pytest.MonkeyPatch, target: CpuTarget,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "kind"), [("neon", "int4"), ("neon-dotprod", "int8"), ("neon-i8mm", "none")])
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [pytest.param("neon", "int4", marks=pytest.mark.exhaustive), ("neon-dotprod", "int8"), ("neon-i8mm", "none")],
+)
 def test_logits_are_bitwise_identical(
     load: Load, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, target: CpuTarget, kind: Quantize
 ) -> None:
