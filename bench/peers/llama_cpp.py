@@ -48,7 +48,7 @@ LLAMA_CPP = Source(
     },
 )
 START_TIMEOUT_S = 120
-TRIES = 3
+TRIES = 5
 """Runs of llama-batched-bench: on a busy machine it may end before the thread that prints has printed."""
 GREEDY = {"temperature": 0.0, "samplers": ["top_k"], "top_k": 1, "cache_prompt": False}
 """Fields of a request that make llama-server take the most likely token at the least cost, and compute the prompt."""
@@ -89,8 +89,15 @@ class LlamaCpp:
             return self._bench(model, "-p", "0", "-n", str(tokens), "-d", str(prompt))
         sizes = {"-c": streams * (prompt + tokens), "-npp": prompt, "-ntg": tokens, "-npl": streams}
         words = [str(word) for size in sizes.items() for word in size]
+        shared = ["-pps"]  # one prompt for all sequences, which is computed once
         for _ in range(TRIES):
-            output = self._run("llama-batched-bench", "-m", str(model), *words, "-pps", "--output-format", "jsonl")
+            try:
+                output = self._run("llama-batched-bench", "-m", str(model), *words, *shared, "--output-format", "jsonl")
+            except PeerError:
+                if not shared:
+                    raise
+                shared = []  # a recurrent state cannot be copied in the middle of a batch
+                continue
             if (found := re.search(r"^\{.*\}$", output, re.MULTILINE)) is not None:
                 return float(json.loads(found[0])["speed_tg"])
         raise PeerError(f"llama-batched-bench printed no result: {output[-300:]!r}")
