@@ -39,7 +39,7 @@ from tests.workers.checkpoints.gguf.gguf_files import ARCHITECTURES
 from workers.errors import LoadRefused
 from workers.host.topology import usable_cores
 
-CONTEXT, PROMPT = 256, 24
+CONTEXT, PROMPT = 128, 24
 EXACT = ("f32",)
 LEAST = 0.9
 """The share of tokens that must agree: a difference in the last bits changes a token where two are as likely."""
@@ -65,14 +65,16 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cohere": {"fields": {"use_qk_norm": False}},
     "ernie4_5": {"fields": {"use_bias": False}},
     "ernie4_5_moe": {"ffn": 192},
-    "exaone4": {"fields": {"sliding_window": None}},
+    "exaone4": {"fields": {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}},
     "glm4_moe": {"tied": False, "fields": {"num_nextn_predict_layers": 0}},
     "gpt_neox": {"tied": False, "kv_heads": 4},
     "granitemoehybrid": {"fields": {"intermediate_size": 96}},
     "lfm2_moe": {"fields": {"routed_scaling_factor": 1.0}},
     "nemotron": {"tied": False},
+    "gpt_oss": {"tied": False},
     "olmo2": {"tied": False},
     "olmo3": {"tied": False},
+    "olmoe": {"tied": False},
     "phi": {"tied": False, "kv_heads": 4, "ffn": 256},
     "qwen2_moe": {"tied": False},
     "qwen3_5_moe_text": {"fields": DELTA | SECTIONS},
