@@ -115,16 +115,16 @@ class Equality:
             print(f"{family:18} {kind:7} {error}", flush=True)
             self.good &= kind not in EXACT
             return
-        alike = _alike(ours, expected)
+        equal = _equal(ours, expected)
         shown = "not measured" if found is None else f"{found} of {total}"
-        print(f"{family:18} {kind:7} {alike:5} of {total} {shown:>16}", flush=True)
+        print(f"{family:18} {kind:7} {equal:5} of {total} {shown:>16}", flush=True)
         self.good &= kind not in EXACT or found is None or found >= LEAST * total
 
     def _engine(self, path: Path) -> Engine:
         return Engine.load(Setup(path, self._args.cache_dir / "graphs", 1, CONTEXT, "float32"))
 
     def _of_peer(self, engine: Engine, file: Path, prompts: list[tuple[int, ...]]) -> int | None:
-        """Return how many tokens of both are alike, without those that end an answer: llama-server bans these where
+        """Return how many tokens of both are equal, without those that end an answer: llama-server bans these where
         answers go on behind them."""
         if self._peer is None:
             return None
@@ -134,11 +134,11 @@ class Equality:
                 answer = completion(url, list(prompt), count)
                 banned = frozenset(int(each["token"]) for each in answer["generation_settings"]["logit_bias"])
                 theirs = [int(token) for token in answer["tokens"]]
-                found += _alike([engine.complete(prompt, count, banned)], [theirs])
+                found += _equal([engine.complete(prompt, count, banned)], [theirs])
         return found
 
 
-def _alike(ours: list[list[int]], theirs: list[list[int]]) -> int:
+def _equal(ours: list[list[int]], theirs: list[list[int]]) -> int:
     """Tokens up to the first difference of each answer."""
     found = 0
     for mine, other in zip(ours, theirs, strict=True):

@@ -16,7 +16,7 @@ EXPERTS = DENSE | {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 
 """As in the one of 26B."""
 ALL = EXPERTS | {"hidden_size_per_layer_input": 24, "num_kv_shared_layers": 2}
 """Everything at once, and a width of embeddings that is padded on a CPU."""
-ALIKE = {"global_head_dim": 16, "num_global_key_value_heads": 2}
+SAME_WIDTH = {"global_head_dim": 16, "num_global_key_value_heads": 2}
 """Layers whose keys and values have the same shape, for heads of 16 lanes."""
 
 
@@ -67,16 +67,16 @@ def layer(config: Mapping[str, Any], number: int, weights: "RandomWeights") -> N
 def _attention(config: Mapping[str, Any], number: int, weights: "RandomWeights", *, shared: bool) -> NamedTensors:
     hidden, heads, keys = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     full, lanes = config["layer_types"][number] == "full_attention", config["head_dim"]
-    alike = config["attention_k_eq_v"] and full
+    shares = config["attention_k_eq_v"] and full
     if full:
         lanes = config["global_head_dim"]
-        keys = config["num_global_key_value_heads"] if alike else keys
+        keys = config["num_global_key_value_heads"] if shares else keys
     yield "self_attn.q_proj.weight", weights.matrix(heads * lanes, hidden, 1.0)
     yield "self_attn.q_norm.weight", weights.norm(lanes, 0.7)
     if not shared:
         yield "self_attn.k_proj.weight", weights.matrix(keys * lanes, hidden, 1.0)
         yield "self_attn.k_norm.weight", weights.norm(lanes, 0.7)
-        if not alike:
+        if not shares:
             yield "self_attn.v_proj.weight", weights.matrix(keys * lanes, hidden, 1.0)
     yield "self_attn.o_proj.weight", weights.matrix(hidden, heads * lanes, 1.0)
 
