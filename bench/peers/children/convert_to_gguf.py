@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 WITHOUT_MTP = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausalLM")
-"""Architectures whose converter looks for a head for multi-token prediction, unless an option says that there is none."""
+"""Architectures whose converter looks for a head for multi-token prediction, unless an option says there is none."""
 
 
 def convert(source: Path, checkpoint: Path, file: Path, kind: str) -> None:
