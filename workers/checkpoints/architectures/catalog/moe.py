@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from workers.checkpoints.architectures.catalog.hybrid import HYBRIDS, attention_every_few
+from workers.checkpoints.architectures.catalog.hybrid import HYBRIDS
 from workers.checkpoints.architectures.family import Family, all_layers, every_other_before_max_window_layers
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
-from workers.checkpoints.architectures.parts import QWEN_MTP, ExpertNames, ExpertRouter, HeadNorm, Names
+from workers.checkpoints.architectures.parts import ExpertNames, ExpertRouter, HeadNorm, Names
 
 EXPERTS = frozenset({"num_experts", "num_local_experts"})
 ROUTED = EXPERTS | {"n_routed_experts", "routed_scaling_factor"}
@@ -132,29 +132,18 @@ def vary_phimoe(family: Family, fields: Fields) -> Family:
     return replace(family, head_bias=fields.flag("lm_head_bias", False), windowed=windowed)
 
 
-QWEN3_5 = Family(
-    "Qwen3_5MoeForCausalLM",
-    biases=None,
-    norm_offset=1.0,
-    head_norm="each",
-    mixers={"full_attention": "attention", "linear_attention": "gated_delta"},
-    mixer_rule=attention_every_few,
-    attention_gate=True,
-    partial_rope=True,
-    rope_sections=True,
-    other_tensors=("mtp.",),
-    mtp=QWEN_MTP,
+QWEN3_5 = replace(
+    HYBRIDS["qwen3_5_text"],
+    architecture="Qwen3_5MoeForCausalLM",
     experts=True,
     expert_ffn="moe_intermediate_size",
     shared_ffn=SHARED_WIDTH,
     shared_gate=True,
     reads=EXPERTS,
     read_ffn=shared_width,
-    defaults={
+    defaults=dict(HYBRIDS["qwen3_5_text"].defaults)
+    | {
         "num_key_value_heads": 2,
-        "head_dim": 256,
-        "partial_rotary_factor": 0.25,
-        "max_position_embeddings": 32768,
         "moe_intermediate_size": 512,
         SHARED_WIDTH: 512,
         "num_experts_per_tok": 8,

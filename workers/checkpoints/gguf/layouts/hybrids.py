@@ -1,6 +1,7 @@
 """Architectures whose layers have a recurrent state, and mixtures of experts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,6 +212,17 @@ def read_olmoe(keys: Keys, fields: Fields) -> None:
     fields["norm_topk_prob"] = False
 
 
+QWEN35_DENSE = Architecture(
+    "qwen3_5_text",
+    QWEN35 | MLP,
+    read=read_delta,
+    orders=order_value_heads,
+    values={"ssm_a": log_decay},
+    uncentred=frozenset({"ssm_norm"}),
+    precise=DELTA_PRECISE,
+    taps=frozenset({"ssm_conv1d"}),
+)
+QWEN35_EXPERTS = replace(QWEN35_DENSE, family="qwen3_5_moe_text", names=QWEN35 | QWEN2_EXPERTS, read=read_delta_experts)
 HYBRIDS: Mapping[str, Architecture] = {
     "granitehybrid": Architecture(
         "granitemoehybrid",
@@ -225,37 +237,14 @@ HYBRIDS: Mapping[str, Architecture] = {
     "lfm2moe": Architecture(
         "lfm2_moe", LFM2 | LFM2_EXPERTS, read=read_lfm2_experts, taps=frozenset({"shortconv.conv"})
     ),
-    "qwen35": Architecture(
-        "qwen3_5_text",
-        QWEN35 | MLP,
-        read=read_delta,
-        orders=order_value_heads,
-        values={"ssm_a": log_decay},
-        uncentred=frozenset({"ssm_norm"}),
-        precise=DELTA_PRECISE,
-        taps=frozenset({"ssm_conv1d"}),
-    ),
-    "qwen35moe": Architecture(
-        "qwen3_5_moe_text",
-        QWEN35 | QWEN2_EXPERTS,
-        read=read_delta_experts,
-        orders=order_value_heads,
-        values={"ssm_a": log_decay},
-        uncentred=frozenset({"ssm_norm"}),
-        precise=DELTA_PRECISE,
-        taps=frozenset({"ssm_conv1d"}),
-    ),
-    # Its tensors are those of Qwen3.5 but for the gates.
-    "qwen3next": Architecture(
-        "qwen3_5_moe_text",
-        QWEN35 | QWEN2_EXPERTS,
-        read=read_delta_experts,
+    "qwen35": QWEN35_DENSE,
+    "qwen35moe": QWEN35_EXPERTS,
+    # Its tensors are those of Qwen3.5 but for the gates, and its value heads are in order.
+    "qwen3next": replace(
+        QWEN35_EXPERTS,
         orders=order_gates,
         split={"ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a")},
-        values={"ssm_a": log_decay},
-        uncentred=frozenset({"ssm_norm"}),
         precise=DELTA_PRECISE | {"ssm_ba"},
-        taps=frozenset({"ssm_conv1d"}),
     ),
     "granitemoe": Architecture(
         "granitemoe", ATTENTION | BEFORE | GRANITE_EXPERTS, paired=True, read=read_granite_experts
