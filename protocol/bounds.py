@@ -35,6 +35,14 @@ MAX_PIN_S = 86_400
 MAX_PREFIX_DIGESTS = 128
 MAX_ROWS_BYTES = 4 * 1024 * 1024
 MAX_EMBEDDING_BYTES = 12 * 1024 * 1024
+MAX_IMAGES = 64
+"""Images of one request."""
+MAX_IMAGE_BYTES = 12 * 1024 * 1024
+"""Bytes of all images of one request, as files."""
+MAX_IMAGE_SIDE = 16_384
+"""Pixels of a side of an image."""
+MAX_IMAGE_PIXELS = 40_000_000
+"""Pixels of an image."""
 ROWS_DIGEST_BYTES = 16
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1 << 20

@@ -14,6 +14,9 @@ from protocol.bounds import (
     MAX_DRY,
     MAX_EMBEDDING_BYTES,
     MAX_GRAMMAR,
+    MAX_IMAGE_BYTES,
+    MAX_IMAGE_SIDE,
+    MAX_IMAGES,
     MAX_MESSAGES,
     MAX_PENALTY,
     MAX_PIN_S,
@@ -53,6 +56,33 @@ class ToolCall(Struct, frozen=True, array_like=True, gc=False):
     """A JSON object."""
 
 
+ImageFormat = Literal["png", "jpeg", "webp", "gif"]
+ImageDetail = Literal["auto", "low", "high"]
+
+
+class Image(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """An image file. Its header has been checked by the gateway: format, sides and number of pixels."""
+
+    format: ImageFormat
+    width: Annotated[int, Meta(ge=1, le=MAX_IMAGE_SIDE)]
+    height: Annotated[int, Meta(ge=1, le=MAX_IMAGE_SIDE)]
+    """As the file stores it, before any rotation that its metadata asks for."""
+    data: Annotated[bytes, Meta(min_length=1, max_length=MAX_IMAGE_BYTES)]
+    detail: ImageDetail = "auto"
+    """Bounds its tokens, for models that can tell."""
+    field: Label = ""
+    """The request field that errors name."""
+
+
+class ImagePlace(Struct, frozen=True, array_like=True, gc=False):
+    """The place of an image in the content of a message."""
+
+    image: Annotated[int, Meta(ge=0, le=MAX_IMAGES - 1)]
+    """Its index in `ChatInput.images`."""
+    at: Annotated[int, Meta(ge=0, le=MAX_TEXT)]
+    """Characters of the content before it. Places are in rising order."""
+
+
 class Message(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """One chat message, for the template."""
 
@@ -66,6 +96,8 @@ class Message(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False
     """The call that a message of the role `tool` answers; empty for none."""
     reasoning: Text = ""
     """The reasoning before this message of the assistant, for templates that repeat it."""
+    images: Annotated[tuple[ImagePlace, ...], Meta(max_length=MAX_IMAGES)] = ()
+    """Images within the content."""
 
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
@@ -135,6 +167,8 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
     parse_reasoning: bool = False
     """Report reasoning as segments of the output. Without it the model's own notation of it is text."""
     pins: Annotated[tuple[Pin, ...], Meta(max_length=MAX_PINS)] = ()
+    images: Annotated[tuple[Image, ...], Meta(max_length=MAX_IMAGES)] = ()
+    """The images of all messages, which have up to `MAX_IMAGE_BYTES` together."""
 
 
 class InfillInput(Struct, frozen=True, array_like=True, tag="infill", gc=False):

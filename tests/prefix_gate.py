@@ -36,7 +36,7 @@ class CopySpy:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.capabilities, self.graphs_failed = runner.capabilities, runner.graphs_failed
-        self.draft_head, self.attention = runner.draft_head, runner.attention
+        self.draft_head, self.attention, self.vision = runner.draft_head, runner.attention, runner.vision
         self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
         self.logprobs, self.settle, self.fits = runner.logprobs, runner.settle, runner.fits
         self.prefill_reported, self.reported_rows = runner.prefill_reported, runner.reported_rows

@@ -40,7 +40,7 @@ class Constant:
 
     def __init__(self, slots: int) -> None:
         self.capabilities = RunnerCapabilities("constant", "none", "float32", slots, CONTEXT, 1000, (16, 64, 256))
-        self.graphs_failed, self.draft_head, self.attention = 0, None, None
+        self.graphs_failed, self.draft_head, self.attention, self.vision = 0, None, None, None
         self._tokens: list[list[int | None]] = [[7] * rows for rows in range(slots + 1)]
 
     def fits(self, rows: int) -> bool:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
+from workers.vision.encoder import VisionEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class RunnerCapabilities:
     be continued at."""
     window_reach: int = 0
     """Rows before a row that such layers read."""
+    bidirectional_images: bool = False
+    """Tokens of an image attend to each other in both directions: a chunk has all of an image or nothing of it
+    (`Chunk.ends`)."""
     window_bytes: int = 0
     """Bytes that such layers take for each slot; `row_bytes` is of the others."""
 
@@ -90,6 +94,12 @@ class Chunk(Struct, frozen=True, gc=False):
     embeddings: PromptEmbeddings | None = None
     """The rows that negative numbers among the tokens stand for."""
     positions: tuple[int, ...] | None = None
+    axes: NDArray[np.int32] | None = None
+    """The positions in time, row and column of each token, [3, tokens], for a model whose RoPE has these three
+    (M-RoPE). None if all three are the position. `position` is then of no consequence."""
+    ends: tuple[int, ...] | None = None
+    """For each token the cache row before which it attends to rows, where it attends to later tokens of the chunk too:
+    to those of its image. None if each attends up to itself."""
 
     def position_at(self, index: int) -> int:
         """Return the RoPE position of a token."""
@@ -99,7 +109,9 @@ class Chunk(Struct, frozen=True, gc=False):
         """Return up to `length` tokens from index `at` on as a chunk."""
         positions = None if self.positions is None else self.positions[at : at + length]
         tokens = self.tokens[at : at + length]
-        return Chunk(self.slot, tokens, self.start + at, self.position_at(at), self.embeddings, positions)
+        axes = None if self.axes is None else self.axes[:, at : at + length]
+        ends = None if self.ends is None else self.ends[at : at + length]
+        return Chunk(self.slot, tokens, self.start + at, self.position_at(at), self.embeddings, positions, axes, ends)
 
 
 class DecodeRow(Struct, frozen=True, gc=False):
@@ -340,6 +352,10 @@ class Runner(Protocol):
     @property
     def attention(self) -> AttentionReader | None:
         """Reads the model's queries and keys; None if the runner was not loaded with it."""
+
+    @property
+    def vision(self) -> VisionEncoder | None:
+        """The vision tower that was loaded with the model; None without one."""
 
     @property
     def graphs_failed(self) -> int:

@@ -18,6 +18,7 @@ from workers.engine.runner import (
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
+from workers.vision.encoder import VisionEncoder
 
 _NAN_BYTE = b"\xff"
 """Fills numbers that are NaN in any format."""
@@ -55,6 +56,11 @@ class FaultyRunner:
     def draft_head(self) -> DraftHead | None:
         """That of the wrapped runner, without faults: its failures end no request."""
         return self._runner.draft_head
+
+    @property
+    def vision(self) -> VisionEncoder | None:
+        """See `Runner.vision`."""
+        return self._runner.vision
 
     @property
     def attention(self) -> AttentionReader | None:

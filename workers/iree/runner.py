@@ -57,6 +57,7 @@ from workers.iree.window_states import WindowStates
 from workers.load_options import LoadOptions, Progress
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
+from workers.vision.encoder import VisionEncoder
 
 UNREADY_ROWS = 4
 """Rows of a chunk with log-probabilities while the host computes these, which takes it some 6 ms for a row of a
@@ -192,6 +193,11 @@ class IreeRunner:
     @property
     def draft_head(self) -> DraftHead | None:
         return self._mtp
+
+    @property
+    def vision(self) -> VisionEncoder | None:
+        """See `Runner.vision`."""
+        return None
 
     @property
     def attention(self) -> AttentionReader | None:

@@ -60,6 +60,7 @@ from workers.mlx.transposed import transpose_matrices
 from workers.precision import KvDtype, Quantize, level_bits
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
+from workers.vision.encoder import VisionEncoder
 
 PREFILL_CHUNKS = (32, 128, 512)
 DRAFTED_ROWS = 8
@@ -189,6 +190,11 @@ class MlxRunner:
     @property
     def draft_head(self) -> DraftHead | None:
         return self._mtp
+
+    @property
+    def vision(self) -> VisionEncoder | None:
+        """See `Runner.vision`."""
+        return None
 
     @property
     def attention(self) -> AttentionReader | None:

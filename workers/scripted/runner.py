@@ -32,6 +32,7 @@ from workers.engine.runner import (
 from workers.engine.slot_states import SlotStates
 from workers.sampling.logprobs import RowLogprobs, report_rows
 from workers.sampling.sample_spec import LogitEdits, SampleSpec, with_masks
+from workers.vision.encoder import VisionEncoder
 
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
@@ -134,6 +135,11 @@ class ScriptedRunner:
     @property
     def draft_head(self) -> DraftHead | None:
         """None."""
+        return None
+
+    @property
+    def vision(self) -> VisionEncoder | None:
+        """See `Runner.vision`."""
         return None
 
     @property

@@ -42,6 +42,7 @@ from workers.mlx.runtime.device import (
 from workers.mlx.runtime.sampler import MlxSampler
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
+from workers.vision.encoder import VisionEncoder
 
 PREFILL_CHUNKS = (32, 128, 512)
 REPORTED_ROWS = 32
@@ -59,6 +60,7 @@ class LoneRunner:
 
     draft_head: DraftHead | None = None
     attention: AttentionReader | None = None
+    vision: VisionEncoder | None = None
     graphs_failed = 0
     """Nothing is prepared in the background."""
 

@@ -215,6 +215,6 @@ def test_the_head_for_multi_token_prediction_drafts_beside_rings(model: Path, lo
 
 def test_a_part_of_a_prompt_is_refused_by_name(kept: tuple[Any, Any]) -> None:
     request = EngineRequest(1, TOKENS[:100], max_tokens=2, sparse=SparsePrompt(kept=((0, 32), (68, 100))))
-    with pytest.raises(RequestRefused, match=r"`sparse_prefill`: .* window_cache full") as refused:
+    with pytest.raises(RequestRefused, match=r"`sparse_prefill`: .* --window-cache full") as refused:
         BatchEngine(kept[0], max_queue=1, step_tokens=64).submit(request)
     assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "sparse_prefill")

@@ -1,0 +1,1 @@
+"""Images in prompts: decoding, patches, vision towers, and the rows of embeddings that they make."""

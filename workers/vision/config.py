@@ -1,0 +1,106 @@
+"""The architecture of a vision tower: one description for all families and both backends.
+
+A tower is a transformer encoder over patches. What families do differently with places of patches is computed on the
+host: the order of patches (`ImagePatches`), what is added to their embeddings, and the angles of RoPE. So a tower needs
+neither the shape of the image nor reshapes of its grid, and every group of `group` rows gives one token.
+
+Parameters have these names, with matrices [outputs, inputs] as in torch; those of biases only where the checkpoint has
+them (`biases` of the struct):
+
+- `patch.weight` [hidden, patch_values], `patch.bias`
+- `layers.N.` with `norm1`, `q`, `k`, `v`, `o`, `norm2`, `up`, `gate` (if `gated`), `down`, each with `.weight` and
+  `.bias`; `q_norm.weight`, `k_norm.weight` (if `qk_norm`); `post1.weight`, `post2.weight` (if `sandwich`)
+- `norm.weight`, `norm.bias` (if `last_norm`)
+- `merger.norm`, `merger.up`, `merger.down`, and the same for each tap as `taps.N.norm` and so on, with N from 0
+- `standard.bias`, `standard.scale` [hidden] (if `standardize`)
+
+The lanes of queries and keys are ordered so that the rotation of lane i is with lane i + head_dim / 2, by the angle
+i of `angles` [patches, head_dim / 2]: weights of families with another order are permuted when they are read.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
+Norm = Literal["layer", "rms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Makes one token of a group of patches: the rows side by side, or their mean, then a norm, a linear layer, an
+    activation and a second linear layer."""
+
+    pooling: Literal["concat", "mean"]
+    norm: Norm | None
+    """None for no norm. `rms` without a weight has weights of 1."""
+    norm_each: bool
+    """The norm is that of each patch, before the rows are put side by side; otherwise of what is made of the group."""
+    eps: float
+    inner: int
+    """Outputs of the first linear layer; 0 if there is only the second one."""
+    activation: Activation | None
+    biases: bool
+    scale: float = 1.0
+    """Multiplies what is made of the group, before the norm: Gemma 4's square root of the hidden size."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """The sizes and parts of a vision tower."""
+
+    family: str
+    """The `model_type` of the whole checkpoint: it decides on preprocessing and places of tokens."""
+    patch_values: int
+    """Numbers of a patch."""
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    mlp: int
+    norm: Norm
+    eps: float
+    activation: Activation
+    gated: bool
+    """The MLP has a gate, which the activation is applied to."""
+    biases: bool
+    """Attention and MLP have biases."""
+    scale: float
+    """Multiplies the products of queries and keys."""
+    group: int
+    """Patches of one token."""
+    merger: Merger
+    output: int
+    """The hidden size of the language model."""
+    qk_norm: bool = False
+    """Queries and keys have an RMS norm of each head, and values one without a weight: Gemma 4."""
+    sandwich: bool = False
+    """There is an RMS norm behind attention and MLP as well: Gemma 4."""
+    rope_theta: float = 0.0
+    """0 for no RoPE. Otherwise the first half of the angles is of the row of the patch, the second of its column; base
+    and angles as `workers.vision.positions` computes them."""
+    table: tuple[int, int] | None = None
+    """Rows and columns of the table of positions; None for no table."""
+    table_kind: Literal["fixed", "interpolated", "resized", "axes"] = "fixed"
+    """`fixed`: one position for each place (SigLIP); `interpolated`: bilinear (Qwen3-VL); `resized`: antialiased
+    (SigLIP 2); `axes`: the sum of one for the row and one for the column (Gemma 4)."""
+    full_layers: frozenset[int] | None = None
+    """The layers that attend to the whole image, the others within windows; None for all."""
+    last_norm: bool = False
+    """There is a norm after the last layer, before the merger."""
+    standardize: bool = False
+    taps: tuple[int, ...] = ()
+    """The layers whose outputs are merged as well, for the deep stack (Qwen3-VL): they are added to the outputs of as
+    many first layers of the language model, in the rows of the image."""
+    tap_merger: Merger | None = None
+    bidirectional: Literal["none", "all", "windowed"] = "none"
+    """The layers of the language model in which tokens of one image attend to each other in both directions: all of
+    them (Gemma 3), or those with a window (Gemma 4)."""
+    mrope: tuple[int, ...] = ()
+    """Numbers of angles of the language model's RoPE that belong to time, row and column; empty if it counts tokens."""
+    mrope_interleaved: bool = False
+    """The angles of the three alternate (Qwen3-VL, Qwen3.5), or lie one after the other (Qwen2-VL, Qwen2.5-VL)."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row of embeddings: see `VisionEncoder.width`."""
+        return self.output * (1 + len(self.taps))

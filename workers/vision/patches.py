@@ -1,0 +1,33 @@
+"""The input of a vision tower, as preprocessing makes it of an image."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePatches:
+    """The patches of one image, or of one tile of it, in the order in which a tower computes them: the
+    `VisionConfig.group` patches of which one token is made lie one after the other, and so do those of a window."""
+
+    values: NDArray[np.float32]
+    """Normalized pixels, [patches, patch_values], each patch in the order of the weights of the patch embedding."""
+    grid: tuple[int, int]
+    """Rows and columns of patches in the image."""
+    places: NDArray[np.int32]
+    """The row and the column of each patch, [patches, 2]."""
+    key: bytes
+    """A digest of all that the rows of embeddings depend on: pixels, preprocessing and checkpoint."""
+    windows: NDArray[np.int32] | None = None
+    """The window of each patch, in rising order, [patches]: layers with windowed attention attend within it. None if
+    the tower has no such layer."""
+    order: NDArray[np.int32] | None = None
+    """The group whose token belongs at each place of the prompt, [tokens]. None if they are in order."""
+    tokens: tuple[int, int] = (0, 0)
+    """Rows and columns of tokens, for positions in the prompt; their product is the number of tokens."""
+
+    @property
+    def count(self) -> int:
+        """The number of tokens, each a row of embeddings."""
+        return self.tokens[0] * self.tokens[1]
