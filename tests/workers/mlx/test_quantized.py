@@ -251,6 +251,7 @@ def test_modes_of_mlx(load: Load, tmp_path: Path, family: str, mode: str, group:
         np.testing.assert_allclose(served, matrix, rtol=1e-6, atol=0.02 * np.abs(matrix).max() if bits == 8 else 1e-6)
 
 
+@pytest.mark.exhaustive
 def test_stacks_of_heads_as_mlx_lm_writes_them(load: Load, tmp_path: Path) -> None:
     """Latent attention: mlx-lm has a matrix of each head's keys and values in the place of one of all."""
     sizes = {"moe_intermediate_size": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": 64}
