@@ -36,6 +36,7 @@ from bench.peers.weights.to_gguf import convert
 from tests.checkpoints import make_checkpoint
 from tests.families import FAMILIES
 from tests.workers.checkpoints.gguf.gguf_files import ARCHITECTURES
+from workers.checkpoints.gguf.layouts.latent import MINICPM3
 from workers.errors import LoadRefused
 from workers.host.topology import usable_cores
 
@@ -45,7 +46,7 @@ LEAST = 0.9
 """The share of tokens that must agree: a difference in the last bits changes a token where two are as likely."""
 LAYERS = 4
 """Layers of a checkpoint. The last attends in every hybrid family, and has no window where every fourth lacks it."""
-UNKNOWN = ("falcon", "glm", "gpt_oss", "granitemoeshared", "helium", "mimo", "ministral", "phi3", "stablelm")
+UNKNOWN = ("falcon", "glm", "gpt_oss", "helium", "mimo", "ministral", "phi3", "stablelm")
 """Families that cannot be compared: llama.cpp does not have them, or its converter fails on their test checkpoints, or
 their files need a tokenizer of another kind, or Baton does not read them. gpt-oss has other tokens in llama.cpp, which
 moves the ends of YaRN's ramp to whole lanes; whether that is all is not known."""
@@ -64,6 +65,8 @@ SECTIONS = {
 """Positions in sections, of the width of the test checkpoints."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cohere": {"fields": {"use_qk_norm": False}},
+    "deepseek_v2": {"tied": False},
+    "deepseek_v3": {"tied": False},
     "ernie4_5": {"fields": {"use_bias": False}},
     "ernie4_5_moe": {"ffn": 192},
     "exaone4": {"fields": {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}},
@@ -71,11 +74,14 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "gpt_neox": {"tied": False, "kv_heads": 4},
     "granitemoehybrid": {"fields": {"intermediate_size": 96}},
     "lfm2_moe": {"fields": {"routed_scaling_factor": 1.0}},
+    "minicpm3": {"fields": MINICPM3},
     "nemotron": {"tied": False},
+    "nemotron_h": {"tied": False},
     "olmo2": {"tied": False},
     "olmo3": {"tied": False},
     "olmoe": {"tied": False, "kv_heads": 4},
     "phi": {"tied": False, "kv_heads": 4, "ffn": 256},
+    "phimoe": {"tied": False, "fields": {"router_jitter_noise": 0.01}},
     "qwen2_moe": {"tied": False},
     "qwen3_5_moe_text": {"fields": DELTA | SECTIONS},
     "qwen3_5_text": {"fields": DELTA | SECTIONS},

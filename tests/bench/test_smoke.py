@@ -282,6 +282,7 @@ FURTHER = {
     "bench/gateway_load/model_swap.py",
     "bench/gateway_load/prefix_routing.py",
     "bench/gpu_check.py",
+    "bench/gateway.py",
     "bench/mutation.py",
     "bench/overhead/draft_model.py",
     "bench/overhead/kv_precision.py",
@@ -293,6 +294,7 @@ FURTHER = {
     "bench/scale_out/gateway_loss.py",
     "bench/scale_out/kv_transfer.py",
     "bench/scale_out/prefill_workers.py",
+    "bench/scale.py",
     "bench/soak.py",
     "bench/structured/neighbours.py",
 }

@@ -45,7 +45,13 @@ def iree(name: str, cache_dir: Path, path: Path | None = None, **options: Any) -
     return WorkerLaunch(name, "tiny", command_of(chosen))
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["rows alone", "beside a prefix tier and drafts"])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        pytest.param(False, marks=pytest.mark.exhaustive, id="rows alone"),
+        pytest.param(True, id="beside a prefix tier and drafts"),
+    ],
+)
 async def test_a_moved_stream_has_the_tokens_of_an_undisturbed_one(
     tmp_path: Path, cache_dir: Path, beside: bool
 ) -> None:

@@ -192,7 +192,12 @@ PAIRS = [
 FURTHER = {
     ("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit", "minicpm3-8-bit")
 }
-FURTHER |= {("iree", "granitemoehybrid-experts")}
+LIKE_OTHERS = (
+    *("gemma", "granite", "mimo", "mixtral", "olmo2", "olmo3", "qwen3_moe", "smollm3"),
+    *("gemma3_text-uneven", "phi3-uneven"),
+)
+"""Cases whose operations other cases have. Their graphs are evaluated by JAX, and compiled every night."""
+FURTHER |= {("iree", case) for case in ("granitemoehybrid-experts", *LIKE_OTHERS)}
 """Their graphs differ from those of other cases in sizes alone, or combine what other cases have."""
 PARAMS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]
 
@@ -232,7 +237,7 @@ def test_greedy_tokens(pair: Pair) -> None:
     "case",
     [
         pytest.param(case, marks=[pytest.mark.exhaustive] if case == "gemma4-small" else ())
-        for case in (*IN_JAX, "gpt_oss")
+        for case in (*IN_JAX, *LIKE_OTHERS, "gpt_oss")
     ],
 )
 def test_graphs_in_jax(torch: Any, tmp_path: Path, case: str) -> None:

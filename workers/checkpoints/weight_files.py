@@ -1,5 +1,6 @@
 """The safetensors files of a checkpoint: a single one, or shards with an index."""
 
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,18 @@ MAX_HEADER_BYTES = 32 << 20
 """Above any real header: a name, a type, a shape and two offsets for each of 200,000 tensors."""
 OTHER_FORMATS = ("*.safetensors", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5", "*.msgpack", "*.onnx")
 """Patterns of weight files that are not read, to be named in an error."""
+
+
+def indexed_names(config: Path) -> Container[str]:
+    """Return the names of the tensors by the index beside a config.json; none without an index.
+
+    Raises `CheckpointError` for an index that cannot be read.
+    """
+    index = config.with_name(INDEX)
+    if config.name != "config.json" or not index.exists():
+        return ()
+    names = read_json(index, MAX_TABLE_BYTES).get("weight_map")
+    return names if isinstance(names, dict) else ()
 
 
 def missing_files(directory: Path) -> list[str]:

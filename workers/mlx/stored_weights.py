@@ -1,7 +1,7 @@
 """Loads the weights of a checkpoint into a model of mlx-lm, from the files and tensors that both backends read."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -16,7 +16,7 @@ from workers.checkpoints.quantization_config import Quantization
 from workers.checkpoints.quantized_matrix import AWQ_ORDER
 from workers.checkpoints.weights import SafetensorsWeights, Weights
 from workers.mlx.converted_tensors import Groups, read_converted
-from workers.mlx.modules.latent import KV_B, split_heads
+from workers.mlx.modules.latent import is_of_heads, split_heads
 from workers.mlx.modules.routed_experts import rename_router_biases
 from workers.mlx.mtp import MtpLayer, load_mtp
 
@@ -26,6 +26,8 @@ CONVERTED_HERE = ("qwen3_next",)
 """Families of which mlx-lm adds one to the weights of norms only where it stacks the experts, too."""
 SHARED_MLP = (".shared_mlp.", ".mlp.")
 """Part of the names of tensors of Granite 4 without experts, in checkpoints and in mlx-lm."""
+SHARED_APART, SHARED = ("shared_mlp.gate_proj", "shared_mlp.up_proj"), "shared_mlp.input_linear"
+"""The matrices of Granite's shared expert in GGUF files, and the one that mlx-lm has in their place."""
 INTERLEAVED = ("gpt_oss",)
 """Families whose stacks are transposed, or in MXFP4: they are taken apart as they are for IREE."""
 _EXPERT = re.compile(r"(.+\.)experts\.(\d+)\.((?:gate|up|down)_proj\..+)")
@@ -47,6 +49,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = {name: tensor for name, tensor in _read(weights).items() if not unread(name, config)}
     if config.family == "granitemoehybrid" and config.experts is None:
         tensors, groups = _renamed(tensors, *SHARED_MLP), groups and _renamed(groups, *SHARED_MLP)
+    if config.names.experts.shared_gate_up == SHARED_APART:
+        tensors, groups = _joined(tensors, mx.concatenate), groups and _joined(groups, lambda parts: parts[0])
     if config.family == "lfm2_moe":  # mlx-lm itself renames plain matrices alone
         tensors = {converted_name(name): tensor for name, tensor in tensors.items()}
         groups = groups and {converted_name(name): each for name, each in groups.items()}
@@ -95,6 +99,14 @@ def _renamed(items: Mapping[str, _Value], old: str, new: str) -> dict[str, _Valu
     return {name.replace(old, new): item for name, item in items.items()}
 
 
+def _joined(items: Mapping[str, _Value], join: Callable[[list[_Value]], _Value]) -> dict[str, _Value]:
+    """Join what belongs to the two matrices of Granite's shared expert."""
+    gate, up = SHARED_APART
+    out = {name: item for name, item in items.items() if gate not in name and up not in name}
+    pairs = {name: [item, items[name.replace(gate, up)]] for name, item in items.items() if gate in name}
+    return out | {name.replace(gate, SHARED): join(pair) for name, pair in pairs.items()}
+
+
 def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """Stack the matrices of a layer's experts as the modules of mlx-lm have them, from single ones or from
     transformers' stacks, whose gates and up matrices are one tensor."""
@@ -135,7 +147,7 @@ def _groups_of(
     found = {name: (group["group_size"], group["bits"]) for name, group in (groups or {}).items()}
     for name in tensors if quantization is not None else ():
         module = name.removesuffix(".scales")
-        if quantization is not None and module != name and module not in found and KV_B in name:
+        if quantization is not None and module != name and module not in found and is_of_heads(name):
             found[module] = quantization.of(module)
     return found
 

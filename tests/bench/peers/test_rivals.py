@@ -67,6 +67,7 @@ def run(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, *words: st
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.usefixtures("_own_sigterm")
 def test_peers_are_measured_beside_baton(tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

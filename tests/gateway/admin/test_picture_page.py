@@ -67,6 +67,7 @@ async def test_a_killed_workers_streams_move_to_the_other_one_and_answer_with_th
     assert len(expected) == 300
 
 
+@pytest.mark.exhaustive
 async def test_streams_fill_the_slots_wait_in_the_queue_and_are_all_the_same() -> None:
     async with watching(rate=400.0, slots=2) as (_, page):
         await choose_settings(page, **{"admin-key": KEY})

@@ -50,6 +50,15 @@ def test_tensors_are_those_of_the_original(tmp_path: Path, family: str) -> None:
         np.testing.assert_array_equal(converted.take(name, original.shape(name)), converted[name])
 
 
+def test_a_stack_of_heads_is_one_matrix(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "model", "deepseek_v3")
+    name, heads = "model.layers.0.self_attn.embed_q.weight", np.arange(4 * 3 * 2, dtype=np.float32).reshape(4, 3, 2)
+    write_safetensors(source / "model.safetensors", {name: heads})
+    weights = open_weights(source)
+    assert weights.shape(name) == (12, 2)
+    np.testing.assert_array_equal(weights.take(name, (12, 2)), heads.reshape(12, 2))
+
+
 def test_a_renamed_matrix_keeps_its_own_groups_and_is_there_once(tmp_path: Path) -> None:
     source = convert_as_mlx_lm(make_checkpoint(tmp_path / "a", "lfm2_moe"), tmp_path / "b", centred=False)
     name = "model.layers.0.feed_forward.gate_proj"

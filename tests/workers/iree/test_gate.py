@@ -194,7 +194,7 @@ def test_gate_with_quantized_weights(load: Load, tmp_path: Path, kind: Quantize)
 
 @pytest.mark.slow
 @exhaustive
-@pytest.mark.parametrize(("cpu", "kind"), [("avx2", "none"), ("avx2", "int4")])
+@pytest.mark.parametrize(("cpu", "kind"), [("avx2", "none"), pytest.param("avx2", "int4", marks=exhaustive)])
 def test_gate_with_the_instructions_of_lesser_cpus(load: Load, tmp_path: Path, cpu: CpuTarget, kind: Quantize) -> None:
     skip_unless_possible(cpu)
     path = make_mixture(tmp_path / "model")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx_lm
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -248,3 +249,24 @@ def test_modes_of_mlx(load: Load, tmp_path: Path, family: str, mode: str, group:
             continue
         served = weights.take_quantized(name, matrix.shape).dequantize()
         np.testing.assert_allclose(served, matrix, rtol=1e-6, atol=0.02 * np.abs(matrix).max() if bits == 8 else 1e-6)
+
+
+@pytest.mark.exhaustive
+def test_stacks_of_heads_as_mlx_lm_writes_them(load: Load, tmp_path: Path) -> None:
+    """Latent attention: mlx-lm has a matrix of each head's keys and values in the place of one of all."""
+    sizes = {"moe_intermediate_size": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "q_lora_rank": 64}
+    plain, made = make_checkpoint(tmp_path / "plain", "deepseek_v3", tied=False, fields=sizes), tmp_path / "made"
+    mlx_lm.convert(str(plain), str(made), quantize=True, q_group_size=32, q_bits=8, dtype="float32")
+    weights, original = open_weights(made), open_weights(plain)
+    assert "model.layers.0.self_attn.embed_q.weight" in weights
+    tensors = {name: weights[name] for name in original if "kv_b_proj" not in name}
+    for layer in range(2):
+        name = f"model.layers.{layer}.self_attn."
+        keys, values = (weights[f"{name}{part}.weight"].reshape(4, -1, 32) for part in ("embed_q", "unembed_out"))
+        both = np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, 32)
+        tensors[f"{name}kv_b_proj.weight"] = both
+        np.testing.assert_allclose(both, original[f"{name}kv_b_proj.weight"], atol=0.02)
+    write_safetensors(plain / "model.safetensors", tensors)
+    chunk = Chunk(0, tuple(range(5, 25)), 0, 0)
+    found, expected = (load(path, dtype="float32").logits(chunk) for path in (made, plain))
+    np.testing.assert_allclose(found, expected, atol=1e-4 * float(np.abs(expected).max()), rtol=0)

@@ -14,6 +14,7 @@ from workers.checkpoints.architectures.parts import (
     MixerKind,
     ShortConvolution,
 )
+from workers.checkpoints.weight_files import indexed_names
 
 MAX_TAPS = 64
 """Above any real number of rows that a short convolution sees."""
@@ -94,6 +95,10 @@ def _step_limit(fields: Fields) -> tuple[float, float]:
     return least, most
 
 
+KV_APART = "kv_b_proj_apart"
+"""The field that says `LatentAttention.apart` of a GGUF file."""
+
+
 def read_latent(fields: Fields, family: Family) -> LatentAttention | None:
     """Read the sizes of a family's latent attention. Raises `CheckpointError`."""
     if not family.latent:
@@ -108,6 +113,7 @@ def read_latent(fields: Fields, family: Family) -> LatentAttention | None:
         passed=fields.integer("qk_nope_head_dim"),
         values=fields.integer("v_head_dim", max(1, hidden // heads)),
         query_rank=None if fields.get("q_lora_rank") is None else fields.integer("q_lora_rank"),
+        apart=fields.flag(KV_APART, "model.layers.0.self_attn.embed_q.weight" in indexed_names(fields.file)),
     )
 
 

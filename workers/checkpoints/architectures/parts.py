@@ -356,6 +356,9 @@ class LatentAttention:
     """Lanes of the latent that queries are projected from; None: they are projected from the rows."""
     eps: float = 1e-6
     """Epsilon of the norms of both latents."""
+    apart: bool = False
+    """The checkpoint has the matrices of all heads' keys, transposed, and those of their values as two tensors, one
+    below the other, in place of `kv_b_proj`: GGUF, and mlx-lm's `embed_q` and `unembed_out`."""
 
     @property
     def query(self) -> int:

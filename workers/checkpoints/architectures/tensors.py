@@ -143,9 +143,13 @@ def _latent_attention(config: ModelConfig, kind: LatentAttention) -> Iterator[Te
         stacked = (f"{name}q_b_proj.weight", (queries, kind.query_rank))
         yield Tensor("latent_queries", (stacked,), orders=(of_queries,))
     yield Tensor("latent_norm", ((f"{name}kv_a_layernorm.weight", (kind.rank,)),))
-    both = (f"{name}kv_b_proj.weight", (heads * (kind.passed + kind.values), kind.rank))
-    yield Tensor("latent_keys", (both,), part=HeadPart(heads, 0, kind.passed, transposed=True))
-    yield Tensor("latent_values", (both,), part=HeadPart(heads, kind.passed, kind.values, transposed=False))
+    if kind.apart:
+        yield Tensor("latent_keys", ((f"{name}embed_q.weight", (heads * kind.rank, kind.passed)),))
+        yield Tensor("latent_values", ((f"{name}unembed_out.weight", (heads * kind.values, kind.rank)),))
+    else:
+        both = (f"{name}kv_b_proj.weight", (heads * (kind.passed + kind.values), kind.rank))
+        yield Tensor("latent_keys", (both,), part=HeadPart(heads, 0, kind.passed, transposed=True))
+        yield Tensor("latent_values", (both,), part=HeadPart(heads, kind.passed, kind.values, transposed=False))
     yield Tensor("o", ((f"{config.names.o}.weight", (hidden, heads * kind.values)),))
 
 

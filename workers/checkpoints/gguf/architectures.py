@@ -28,6 +28,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
 from workers.checkpoints.gguf.layouts.dense import DENSE
 from workers.checkpoints.gguf.layouts.gemma4 import GEMMA4
 from workers.checkpoints.gguf.layouts.hybrids import HYBRIDS
+from workers.checkpoints.gguf.layouts.latent import LATENT
 from workers.checkpoints.gguf.layouts.mixtures import MIXTRAL_EXPERTS, MIXTURES
 from workers.checkpoints.gguf.rotary import rotary_fields
 
@@ -99,7 +100,7 @@ LLAMA_LIKE: Mapping[str, Architecture] = {
     "seed_oss": Architecture("seed_oss", ATTENTION | MLP | {"post_attention_norm": "post_attention_layernorm"}),
 }
 """The dense architectures like Llama, and Mixtral."""
-ARCHITECTURES: Mapping[str, Architecture] = {**LLAMA_LIKE, **DENSE, **MIXTURES, **HYBRIDS, **GEMMA4}
+ARCHITECTURES: Mapping[str, Architecture] = {**LLAMA_LIKE, **DENSE, **MIXTURES, **HYBRIDS, **GEMMA4, **LATENT}
 """The architectures by `general.architecture`."""
 
 
@@ -118,11 +119,13 @@ def config_fields(model: GgufFile) -> Fields:
     hidden, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     context = keys.integer("context_length")
     head_dim = keys.integer("attention.key_length", max(1, hidden // heads))
-    if keys.integer("attention.value_length", head_dim) != head_dim:
+    if not architecture.latent and keys.integer("attention.value_length", head_dim) != head_dim:
         raise keys.error("attention.value_length", f"is not attention.key_length, {head_dim}")
     family, layers = FAMILIES[architecture.family], layers_of(keys)
     listed = {name: keys.integers(name, layers)[0] for name in sorted(architecture.listed)}
     epsilon = "layer_norm_rms_epsilon" if family.norm_kind == "rms" else "layer_norm_epsilon"
+    if family.norm_kind == "layer" and keys.peek(f"attention.{epsilon}") is None:
+        epsilon = "layer_norm_rms_epsilon"  # as Phi-3.5-MoE's files have it
     fields: Fields = {
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -139,7 +142,8 @@ def config_fields(model: GgufFile) -> Fields:
         "hidden_act": family.activation,
     }
     set_family(fields, architecture.family)
-    fields |= rotary_fields(keys, head_dim, context, architecture.theta)
+    rotated = keys.integer("rope.dimension_count") if architecture.latent else head_dim
+    fields |= rotary_fields(keys, rotated, context, architecture.theta)
     architecture.read(keys, fields)
     _read_repeated(keys, family)
     keys.refuse_others()
@@ -170,18 +174,17 @@ def layers_of(keys: Keys) -> int:
 
 def kv_heads_of(keys: Keys) -> int:
     """Return the KV heads of layers that attend: one number, or one for each layer, which is 0 where none attends."""
-    name, layers = "attention.head_count_kv", keys.integer("block_count")
-    counts = keys.get(name)
-    if not isinstance(counts, list):
+    name = "attention.head_count_kv"
+    if not isinstance(keys.get(name), list):
         return keys.integer(name, keys.integer("attention.head_count"))
-    several = {count for count in counts if count != 0}
-    if len(counts) != layers or len(several) != 1 or any(type(each) is not int or each < 0 for each in counts):
-        raise keys.error(name, f"is not one number, or 0, for each of {layers} layers")
-    return int(several.pop())
+    return keys.of_some(name)
 
 
 def _ffn(keys: Keys) -> int:
-    """Read the width of the MLP, which files of mixtures of experts may state as 0 or not at all."""
+    """Read the width of the MLP, which files of mixtures of experts may state as 0 or not at all, and others for each
+    layer, which has 0 if it has none."""
+    if isinstance(keys.get("feed_forward_length"), list):
+        return keys.of_some("feed_forward_length")
     if keys.get("feed_forward_length") or not keys.get("expert_feed_forward_length"):
         return keys.integer("feed_forward_length")
     return keys.integer("expert_feed_forward_length")

@@ -50,10 +50,14 @@ class _TensorSource:
     """A vector that is a matrix of one row elsewhere."""
     flat: bool = False
     """A matrix that is a vector elsewhere."""
+    merged: bool = False
+    """Matrices that are one below the other elsewhere."""
 
     @property
     def stored(self) -> tuple[int, ...]:
         """The shape in the file."""
+        if self.merged:
+            return (math.prod(self.tensor.shape[:-1]), self.tensor.shape[-1])
         return self.tensor.shape if self.index is None else self.tensor.shape[1:]
 
     @property
@@ -121,7 +125,12 @@ class GgufWeights(Weights):
                 if not several:
                     row = match[2] in self._rows and len(tensor.shape) == 1
                     flat = match[2] in self._architecture.flat
-                    yield name, _TensorSource(tensor, match[2], None, order, None if flat else format, row, flat)
+                    merged = match[2] in self._architecture.merged
+                    if merged and len(tensor.shape) != 3:
+                        problem = f"has the shape {tensor.shape}, not that of a matrix for each head"
+                        raise self._model.error(tensor.name, problem)
+                    format = None if flat else format
+                    yield name, _TensorSource(tensor, match[2], None, order, format, row, flat, merged)
 
     def _outside(self, module: str) -> str | None:
         """Return Hugging Face's name of a module outside of layers."""

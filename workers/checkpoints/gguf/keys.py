@@ -63,6 +63,25 @@ class Keys:
             raise self.error(name, f"is not an integer from 1 to {MAX_SIZE} for each of {layers} layers")
         return value
 
+    def same_or_none(self, name: str) -> list[int]:
+        """The numbers for all layers: one number, or 0."""
+        values, layers = self.get(name), self.integer("block_count")
+        if (
+            not isinstance(values, list)
+            or len(values) != layers
+            or any(type(each) is not int or not 0 <= each <= MAX_SIZE for each in values)
+            or len({each for each in values if each}) > 1
+        ):
+            raise self.error(name, f"is not one number, or 0, for each of {layers} layers")
+        return values
+
+    def of_some(self, name: str) -> int:
+        """The number of those layers that have one, of which there is one at least."""
+        number = max(self.same_or_none(name))
+        if not number:
+            raise self.error(name, "is 0 for all layers")
+        return number
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
         if value is None:

@@ -24,6 +24,26 @@ _GPT4O = (
 _TEKKEN = rf"{_START}{_UPPER}*{_LOWER}+|{_START}{_UPPER}+{_LOWER}*|\p{{N}}|{_SIGNS}[\r\n/]*|{_SPACES}"
 _SEED = rf"{_SUFFIXES}|{_START}\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽ"
+    "ᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-"
+    "Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-"
+    "ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+"""The letters with an upper and a lower case."""
+_DEEPSEEK = (
+    r"[\r\n]",
+    rf"\s?[{_DEEPSEEK_LETTERS}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    r"[一-龥ࠀ-一가-퟿]+",
+)
+_DEEPSEEK_V3 = (r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+")
+_DEEPSEEK_V3_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    rf""" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"""
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
@@ -31,8 +51,10 @@ class PreTokenizer:
 
     pattern: str = ""
     """The regular expression of a piece; empty for GPT-2's."""
+    earlier: tuple[str, ...] = ()
+    """Regular expressions that split the text before, one after the other."""
     digits: bool = False
-    """Each digit is a piece, before GPT-2's pattern is used."""
+    """Each digit is a piece, before GPT-2's pattern is used, or behind the earlier ones."""
     nfc: bool = False
     """Text is normalized to composed characters first."""
     whole_words: bool = False
@@ -42,12 +64,14 @@ class PreTokenizer:
 
     def steps(self) -> list[dict[str, Any]]:
         """The steps in the notation of tokenizer.json."""
-        first: list[dict[str, Any]] = []
+        patterns = [*self.earlier, *([self.pattern] if self.pattern else [])]
+        first: list[dict[str, Any]] = [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+            for pattern in patterns
+        ]
         if self.digits:
-            first = [{"type": "Digits", "individual_digits": True}]
-        if self.pattern:
-            first = [{"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False}]
-        own = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": not self.pattern}
+            first.append({"type": "Digits", "individual_digits": True})
+        own = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": not patterns}
         return [*first, own]
 
 
@@ -76,6 +100,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "minimax-m2": PreTokenizer(_GPT4O),
     "tekken": PreTokenizer(_TEKKEN, whole_words=True, bos=True),
     "seed-coder": PreTokenizer(_SEED),
+    "deepseek-llm": PreTokenizer(earlier=_DEEPSEEK, digits=True, bos=True),
+    "deepseek-v3": PreTokenizer(_DEEPSEEK_V3_WORDS, earlier=_DEEPSEEK_V3, bos=True),
     "gpt-2": PreTokenizer(),
     "phi-2": PreTokenizer(),
     "olmo": PreTokenizer(),

@@ -3,11 +3,11 @@
 mlx-lm keeps the weights of a convolution as [channels, taps, 1], and adds one to the norms of Qwen3.5 and Qwen3-Next,
 where the originals have [channels, 1, taps] and norms around zero (`sanitize` of mlx_lm/models/lfm2.py, qwen3_5.py,
 qwen3_next.py, granitemoehybrid.py and nemotron_h.py). Of LFM2 with experts it renames the MLPs of dense layers, too
-(lfm2_moe.py).
+(lfm2_moe.py), and of latent attention it has a stack of the heads' matrices (deepseek_v3.py).
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.wrapper import Wrapper
-from workers.checkpoints.expert_stacks import StackLayout
+from workers.checkpoints.expert_stacks import ExpertMatrix, StackLayout
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import Quantization
-from workers.checkpoints.weights import SafetensorsWeights
+from workers.checkpoints.weights import FLOATS, SafetensorsWeights
 
 CONVOLUTIONS = (".linear_attn.conv1d.weight", ".conv.conv.weight", ".mamba.conv1d.weight", ".mixer.conv1d.weight")
 DELTA = ".linear_attn.conv1d.weight"
@@ -31,6 +31,8 @@ NORMS = (
     ".q_norm.weight",
     ".k_norm.weight",
 )
+HEADS = (".embed_q", ".unembed_out")
+"""The stacks of the matrices of each head of latent attention."""
 MLP = re.compile(r"(.+\.feed_forward\.)(gate_proj|up_proj|down_proj)((?:\..+)?)")
 PARTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 """The matrices of an MLP of LFM2, by mlx-lm's names."""
@@ -75,7 +77,15 @@ class ConvertedWeights(SafetensorsWeights):
 
     def shape(self, name: str) -> tuple[int, ...]:
         shape = super().shape(name)
+        if len(shape) == 3 and _of_heads(name):
+            return (shape[0] * shape[1], shape[2])
         return (shape[0], shape[2], shape[1]) if name in self._swapped else shape
+
+    def _read(
+        self, name: str, place: ExpertMatrix | None = None, types: Mapping[str, np.dtype[Any]] = FLOATS
+    ) -> NDArray[Any]:
+        tensor = super()._read(name, place, types)
+        return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim == 3 and _of_heads(name) else tensor
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         tensor = super().__getitem__(name)
@@ -84,6 +94,11 @@ class ConvertedWeights(SafetensorsWeights):
         if self._shifted and name.endswith(NORMS):
             return tensor.astype(np.float32) - np.float32(1)
         return tensor
+
+
+def _of_heads(name: str) -> bool:
+    """Return whether a tensor has a matrix of each head of latent attention."""
+    return name.rpartition(".")[0].endswith(HEADS)
 
 
 def original_name(name: str) -> str:

@@ -12,8 +12,13 @@ from mlx_lm.models import minicpm3
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.mlx.modules.parts import apply_multipliers
 
-KV_B = ".kv_b_proj."
-"""In the names of the tensors of keys and values of all heads."""
+OF_HEADS = (".kv_b_proj.", ".embed_q.", ".unembed_out.")
+"""In the names of the tensors of keys and values of all heads, together or apart."""
+
+
+def is_of_heads(name: str) -> bool:
+    """Return whether a tensor is one of keys and values of all heads."""
+    return any(part in name for part in OF_HEADS)
 
 
 class HeadMatrices(nn.Module):  # type: ignore[misc]
@@ -93,15 +98,20 @@ def split_heads(
     kind, out = config.latent, dict(tensors)
     if kind is None:
         return out
-    for name in [name for name in out if name.endswith(f"{KV_B}weight")]:
+    for name in [name for name in out if name.endswith(".weight") and is_of_heads(name)]:
         module = name.removesuffix(".weight")
         weight = out.pop(name)
         if f"{module}.scales" in out:
             size, bits = groups[module]
             scales, biases = out.pop(f"{module}.scales"), out.pop(f"{module}.biases")
             weight = mx.dequantize(weight, scales, biases, size, bits)
+        prefix, _, part = module.rpartition(".")
+        if part == "embed_q":
+            out[f"{prefix}.latent_keys.weight"] = weight.reshape(config.heads, kind.rank, -1).swapaxes(1, 2)
+            continue
         heads = weight.reshape(config.heads, -1, kind.rank)
-        prefix = module.removesuffix("kv_b_proj")
-        out[f"{prefix}latent_keys.weight"] = heads[:, : kind.passed]
-        out[f"{prefix}latent_values.weight"] = heads[:, kind.passed :].swapaxes(1, 2)
+        values = heads[:, kind.passed :] if part == "kv_b_proj" else heads
+        out[f"{prefix}.latent_values.weight"] = values.swapaxes(1, 2)
+        if part == "kv_b_proj":
+            out[f"{prefix}.latent_keys.weight"] = heads[:, : kind.passed]
     return out

@@ -21,8 +21,12 @@ def converted(config: Config, name: str, values: NDArray[Any]) -> Parts:
         values = _tiled_values(config, name, values)
     if family == "gpt_neox" and ".query_key_value." in name:
         values = values.reshape(config["num_attention_heads"], 3, -1).swapaxes(0, 1).reshape(values.shape)
-    if ".mamba." in name:
+    if ".mamba." in name or (family == "nemotron_h" and ".mixer." in name):
         yield name, values
+    elif name.endswith(".kv_b_proj.weight") and family != "minicpm3":
+        heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
+        yield name.replace("kv_b_proj", "k_b_proj"), heads[:, : config["qk_nope_head_dim"]].swapaxes(1, 2)
+        yield name.replace("kv_b_proj", "v_b_proj"), heads[:, config["qk_nope_head_dim"] :]
     elif name.endswith(".in_proj_qkvz.weight"):
         yield from _split_inputs(config, name.removesuffix("in_proj_qkvz.weight"), values)
     elif name.endswith("A_log"):
@@ -87,6 +91,51 @@ def _gemma4(config: Config) -> dict[str, Any]:
         own = len(windowed) - shared
         keys["feed_forward_length"] = [width] * own + [2 * width] * shared
     return keys
+
+
+def latent_keys(config: Config) -> dict[str, Any]:
+    """Return the keys of latent attention, and of DeepSeek's mixtures."""
+    rank, rotated, passed = (config[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"))
+    keys = {
+        "attention.q_lora_rank": config["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": passed + rotated,
+        "attention.value_length": None,
+        "rope.dimension_count": rotated,
+    }
+    if config["model_type"] == "minicpm3":
+        return keys
+    sigmoid = config["model_type"] == "deepseek_v3"
+    return keys | {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": passed + rotated,
+        "attention.value_length_mla": config["v_head_dim"],
+        "expert_count": config["n_routed_experts"],
+        "expert_shared_count": config["n_shared_experts"],
+        "expert_group_count": config["n_group"],
+        "expert_group_used_count": config["topk_group"],
+        "expert_gating_func": 2 if sigmoid else 1,
+        "expert_weights_norm": config["norm_topk_prob"] or None,
+        "expert_weights_scale": config["routed_scaling_factor"],
+        "leading_dense_block_count": config["first_k_dense_replace"],
+    }
+
+
+def nemotron_keys(config: Config) -> dict[str, Any]:
+    """Return the keys of Nemotron-H."""
+    kinds = [{"M": "mamba", "*": "attention", "-": "mlp"}[each] for each in config["hybrid_override_pattern"]]
+    return {
+        "attention.head_count_kv": [config["num_key_value_heads"] * (kind == "attention") for kind in kinds],
+        "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
+        "feed_forward_length": [config["intermediate_size"] * (kind == "mlp") for kind in kinds],
+        "ssm.conv_kernel": config["conv_kernel"],
+        "ssm.group_count": config["n_groups"],
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        "ssm.state_size": config["ssm_state_size"],
+        "ssm.time_step_rank": config["mamba_num_heads"],
+    }
 
 
 def family_keys(config: Config) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.families import Tensors
-from tests.workers.checkpoints.gguf.conversions import converted, family_keys
+from tests.workers.checkpoints.gguf.conversions import converted, family_keys, latent_keys, nemotron_keys
 from workers.checkpoints.checkpoint import open_weights
 
 ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
@@ -60,6 +60,12 @@ ARCHITECTURES: Mapping[str, gguf.MODEL_ARCH] = {
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "minicpm3": gguf.MODEL_ARCH.MINICPM3,
+    "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H,
+    "phimoe": gguf.MODEL_ARCH.PHIMOE,
 }
 PAIRED = frozenset(
     {
@@ -73,10 +79,16 @@ PAIRED = frozenset(
         "arcee",
         "ministral3",
         "granitemoe",
+        "granitemoeshared",
+        "nemotron_h",
     }
 )
 """Families whose queries and keys have rotated lanes side by side."""
 CENTRED = frozenset({"gemma", "gemma2", "gemma3_text", "nemotron", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+MERGED = frozenset({"mixtral", "granitemoe", "granitemoehybrid", "granitemoeshared", "lfm2_moe", "phimoe"})
+"""Families whose stacks of experts have names of their own."""
+MAMBAS = frozenset({"granitemoehybrid", "granitemoeshared", "nemotron_h"})
+"""Families with Granite's MLPs or Mamba-2."""
 PLAIN = (".ffn_gate_inp.", ".ssm_a", ".ssm_d", ".ssm_conv1d.", ".shortconv.conv.", "_norm.")
 """Parts of the names of tensors that are always float32."""
 TypeOf = Callable[[str], Type]
@@ -152,9 +164,9 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config["head_dim"],
-        "attention.value_length": config["head_dim"],
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": config.get("head_dim"),
+        "attention.value_length": config.get("head_dim"),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps"),
         "rope.freq_base": float(config.get("rope_theta", 0)),
         "vocab_size": config["vocab_size"],
         "expert_count": config.get("num_local_experts") or config.get("num_experts"),
@@ -169,16 +181,22 @@ def _keys(config: Mapping[str, Any]) -> dict[str, Any]:
         "attention.sliding_window": config.get("sliding_window") or None,
         "attention.sliding_window_pattern": config.get("sliding_window_pattern"),
         "rope.freq_base_swa": config.get("rope_local_base_freq"),
-        "rope.dimension_count": int(config["head_dim"] * config.get("partial_rotary_factor", 1)),
+        "rope.dimension_count": int(config.get("head_dim", 0) * config.get("partial_rotary_factor", 1)) or None,
     }
     if config["model_type"] == "granitemoehybrid":
         keys |= _mamba_keys(config)
+    elif config["model_type"] == "nemotron_h":
+        keys |= nemotron_keys(config)
     elif config.get("layer_types") and config["model_type"] != "gpt_oss":  # whose files state no pattern
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config["layer_types"]]
     if config["model_type"] in ("glm4_moe", "ernie4_5_moe"):
         keys |= _routed(config)
     if config["model_type"] == "qwen2_moe":
         keys["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
+    if config["model_type"] == "granitemoeshared":
+        keys["expert_shared_feed_forward_length"] = config["shared_intermediate_size"]
+    if "kv_lora_rank" in config:
+        keys |= latent_keys(config)
     kind = scaling.get("rope_type")
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": scaling["factor"]}
@@ -231,9 +249,11 @@ def _mamba_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mamba_tensors(name: str, values: NDArray[Any], config: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """Granite 4's tensors, as they are named and shaped."""
-    layer, part = f"blk.{name.split('.')[2]}.", name.partition(".mamba.")[2]
+    layer, part = f"blk.{name.split('.')[2]}.", name.partition(".mamba.")[2] or name.partition(".mixer.")[2]
+    groups = int(config.get("mamba_n_groups") or config.get("n_groups", 1))
     if ".shared_mlp.input_linear" in name:
-        return dict(zip((f"{layer}ffn_gate.weight", f"{layer}ffn_up.weight"), np.split(values, 2), strict=True))
+        names = [f"{layer}{part}{_shared(config)}.weight" for part in ("ffn_gate", "ffn_up")]
+        return dict(zip(names, np.split(values, 2), strict=True))
     match part:
         case "A_log":
             return {f"{layer}ssm_a": -np.exp(values)[:, None]}
@@ -242,10 +262,15 @@ def _mamba_tensors(name: str, values: NDArray[Any], config: Mapping[str, Any]) -
         case "conv1d.weight":
             return {f"{layer}ssm_conv1d.weight": values[:, 0]}
         case "norm.weight":
-            return {f"{layer}ssm_norm.weight": values.reshape(config["mamba_n_groups"], -1)}
+            return {f"{layer}ssm_norm.weight": values.reshape(groups, -1)}
         case "dt_bias":
             return {f"{layer}ssm_dt.bias": values}
-    return {f"{layer}ffn_down.weight": values} if ".shared_mlp.output_linear" in name else {}
+    return {f"{layer}ffn_down{_shared(config)}.weight": values} if ".shared_mlp.output_linear" in name else {}
+
+
+def _shared(config: Mapping[str, Any]) -> str:
+    """The end of the names of Granite's MLP, which is a shared expert beside others."""
+    return "_shexp" if config["num_local_experts"] else ""
 
 
 def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorNameMap) -> Tensors:
@@ -266,16 +291,15 @@ def _tensors(checkpoint: Path, config: Mapping[str, Any], names: gguf.TensorName
             name = f"{name}.bias"
         if name.endswith("e_score_correction_bias") or "shared_expert_gate" in name:
             name, values = name.replace("e_score_correction_bias", "e_score_correction.bias"), values.reshape(-1)
-        if family == "granitemoehybrid" and ".layers." in name and (mapped := _mamba_tensors(name, values, config)):
+        mapped = _mamba_tensors(name, values, config) if family in MAMBAS and ".layers." in name else {}
+        if mapped:
             found |= mapped
             continue
         if ".experts." in name:
             before, _, after = name.partition(".experts.")
             _, part, end = after.split(".")
             merged = f"layers.{name.split('.')[2]}.feed_forward.experts.{part}.{end}"
-            stacks.setdefault(
-                f"{before}.experts.{part}.{end}" if family not in ("mixtral", "granitemoe", "lfm2_moe") else merged, []
-            ).append(values)
+            stacks.setdefault(f"{before}.experts.{part}.{end}" if family not in MERGED else merged, []).append(values)
             continue
         found[_name(names, name) + ".weight" * name.endswith(("sinks", "layer_scalar"))] = values
     merged_stacks = {name: np.stack(values) for name, values in stacks.items()}

@@ -18,6 +18,7 @@ from tests.workers.checkpoints.gguf.conversions import converted
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf
 from workers.checkpoints.architectures.tensors import check_tensors
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, config_digest, open_weights, same_text
+from workers.checkpoints.gguf.layouts.latent import MINICPM3
 
 GPT_OSS = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "truncate": False}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5] * 4, "long_factor": [2.0, 3.5] * 4}
@@ -64,6 +65,13 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "qwen3_next": {},
     "olmoe": {},
     "granitemoe": {},
+    "granitemoeshared": {},
+    "granitemoehybrid-experts": {"fields": {"num_local_experts": 6, "num_experts_per_tok": 3}},
+    "deepseek_v2": {"tied": False},
+    "deepseek_v3": {"tied": False},
+    "minicpm3": {"fields": MINICPM3},
+    "nemotron_h": {"tied": False, "layers": 3},
+    "phimoe": {"tied": False, "fields": {"router_jitter_noise": 0.01}},
 }
 """Arguments of the checkpoint of each family; behind a hyphen is another case of it."""
 
@@ -78,12 +86,18 @@ def test_a_file_is_the_checkpoint_that_it_was_made_from(tmp_path: Path, family: 
         expected = replace(expected, family="llama")
     if family == "qwen3_next":  # its gated delta network has the tensors of Qwen3.5's in a file
         expected = replace(expected, family="qwen3_5_moe_text", names=made.names)
+    if family.startswith("granitemoe"):  # the gates of a shared expert are apart in a file
+        expected = replace(expected, names=made.names)
+    if made.latent is not None and made.latent.apart:  # so are the matrices of keys and values
+        assert expected.latent is not None
+        expected = replace(expected, latent=replace(expected.latent, apart=True))
     later = expected.other_tensors if family == "glm4_moe" else ()  # layers that predict further tokens
     assert made == replace(expected, other_tensors=() if later else expected.other_tensors)
     weights, original = open_weights(file), dict(open_weights(path))
     check_tensors(weights, made, file, weights.adds_nothing)
     if family == "qwen3_next":
         original = dict(_split_gates(json.loads((path / "config.json").read_text()), original))
+    original = dict(_taken_apart(made, original))
     original = {name: tensor for name, tensor in original.items() if not name.startswith(later or "\0")}
     assert set(weights) == set(original)
     for name, tensor in original.items():
@@ -92,6 +106,22 @@ def test_a_file_is_the_checkpoint_that_it_was_made_from(tmp_path: Path, family: 
         np.testing.assert_allclose(weights[name], tensor, atol=near, rtol=0, err_msg=name)
         assert weights.shape(name) == tensor.shape
     assert same_text(path, file)
+
+
+def _taken_apart(config: ModelConfig, tensors: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the tensors as files have them that hold parts of some apart."""
+    for name, tensor in tensors.items():
+        prefix, latent = name.rpartition("self_attn.kv_b_proj")[0] + "self_attn.", config.latent
+        if ".kv_b_proj." in name and latent is not None and latent.apart:
+            heads = tensor.reshape(config.heads, -1, latent.rank)
+            keys, values = np.split(heads, [latent.passed], axis=1)
+            yield f"{prefix}embed_q.weight", keys.swapaxes(1, 2).reshape(-1, latent.passed)
+            yield f"{prefix}unembed_out.weight", values.reshape(-1, latent.rank)
+        elif ".shared_mlp.input_linear." in name:
+            for part, values in zip(config.names.experts.shared_gate_up, np.split(tensor, 2), strict=True):
+                yield name.replace("shared_mlp.input_linear", part), values
+        else:
+            yield name, tensor
 
 
 def _split_gates(config: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -220,7 +250,6 @@ def test_granite_4_without_experts(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("granitehybrid.expert_count", 4, "a mixture of experts is not supported for this architecture"),
         ("granitehybrid.attention.head_count_kv", [0, 1, 2], "is not one number, or 0, for each of 2 layers"),
         ("granitehybrid.attention.head_count_kv", [3, 2], "is not one number, or 0, for each of 2 layers"),
         ("granitehybrid.ssm.inner_size", 100, "100 is no multiple of embedding_length, 64"),

@@ -33,7 +33,11 @@ def loaded(load: Load, path: Path, patch: pytest.MonkeyPatch, target: CpuTarget,
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "kind"),
-    [pytest.param("neon", "int4", marks=pytest.mark.exhaustive), ("neon-dotprod", "int8"), ("neon-i8mm", "none")],
+    [
+        pytest.param("neon", "int4", marks=pytest.mark.exhaustive),
+        ("neon-dotprod", "int8"),
+        pytest.param("neon-i8mm", "none", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_logits_are_bitwise_identical(
     load: Load, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, target: CpuTarget, kind: Quantize

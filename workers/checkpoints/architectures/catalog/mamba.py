@@ -3,12 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from workers.checkpoints.architectures.catalog.moe import EXPERTS, GRANITE, GRANITE_NAMES, MULTIPLIERS, ROUTED
+from workers.checkpoints.architectures.catalog.moe import (
+    EXPERTS,
+    GRANITE,
+    GRANITE_NAMES,
+    MULTIPLIERS,
+    ROUTED,
+    granite_shared,
+)
 from workers.checkpoints.architectures.family import Family, UndescribedParts
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.parts import Names, Norms
-from workers.checkpoints.json_files import MAX_TABLE_BYTES, read_json
-from workers.checkpoints.weight_files import INDEX
+from workers.checkpoints.weight_files import indexed_names
 
 PATTERN: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """The layers that letters of `hybrid_override_pattern` stand for."""
@@ -57,19 +63,16 @@ def granite(family: Family, fields: Fields) -> Family:
         raise fields.error("mamba_d_head", f"{heads} heads of {lanes!r} lanes are not {inner} lanes together")
     if not fields.get("num_local_experts"):
         return replace(family, names=MLX_NAMES) if _converted(fields) else family
-    return replace(family, experts=True, shared_ffn="shared_intermediate_size", read_ffn=None)
+    mixture = replace(family, experts=True, shared_ffn="shared_intermediate_size", read_ffn=None)
+    return granite_shared(mixture, fields)
 
 
 def _converted(fields: Fields) -> bool:
     """Return whether the MLPs of a checkpoint without experts are divided: in GGUF, or by mlx-lm, which writes an index
     for a single file as well."""
-    index = fields.file.with_name(INDEX)
     if fields.get("quantization") is not None or fields.file.name != "config.json":
         return True
-    if not index.exists():
-        return False
-    names = read_json(index, MAX_TABLE_BYTES).get("weight_map")
-    return isinstance(names, dict) and f"model.layers.0.{MLX_NAMES.down}.weight" in names
+    return f"model.layers.0.{MLX_NAMES.down}.weight" in indexed_names(fields.file)
 
 
 def nemotron_h(family: Family, fields: Fields) -> Family:

@@ -42,6 +42,16 @@ GRANITE_NAMES = Names(
     )
 )
 """Checkpoints stack the experts; `workers.checkpoints.expert_stacks` has the names of the stacks."""
+GRANITE_APART = replace(
+    GRANITE_NAMES,
+    experts=replace(GRANITE_NAMES.experts, shared_gate_up=("shared_mlp.gate_proj", "shared_mlp.up_proj")),
+)
+"""GGUF files have the matrices of the shared expert apart."""
+
+
+def granite_shared(family: Family, fields: Fields) -> Family:
+    """GraniteMoeShared: a file of GGUF has another layout of the shared expert."""
+    return family if fields.file.name == "config.json" else replace(family, names=GRANITE_APART)
 
 
 def stated_biases(family: Family, fields: Fields) -> Family:
@@ -284,6 +294,7 @@ MIXTURES: Mapping[str, Family] = {
         GRANITE,
         architecture="GraniteMoeSharedForCausalLM",
         shared_ffn="shared_intermediate_size",
+        variant=granite_shared,
         defaults=dict(GRANITE.defaults) | {"shared_intermediate_size": 0},
     ),
     "qwen3_5_moe_text": QWEN3_5,

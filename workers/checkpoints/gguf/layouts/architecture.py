@@ -67,6 +67,10 @@ class Architecture:
     """Hugging Face's names of modules outside of layers that other architectures do not have."""
     listed: frozenset[str] = frozenset()
     """Keys with a number for each layer that may differ, which `read` reads; others have one number, or 0."""
+    merged: frozenset[str] = frozenset()
+    """Stacks of matrices that are one below the other in Hugging Face's checkpoints."""
+    latent: bool = False
+    """Rotated lanes are apart from the others: `rope.dimension_count` of them, and not a part of the head's."""
     taps: frozenset[str] = frozenset()
     """Convolutions, [channels, taps] in the file and [channels, 1, taps] in Hugging Face's checkpoints."""
 

@@ -16,6 +16,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
     Fields,
     read_experts,
     read_multipliers,
+    set_family,
 )
 from workers.checkpoints.gguf.layouts.mixtures import QWEN2_EXPERTS, QWEN3_EXPERTS, ROUTER_BIAS, SIGMOID
 from workers.checkpoints.gguf.layouts.orders import MAX_ROWS, StoredOrder, grouped_heads
@@ -57,6 +58,9 @@ GRANITE_EXPERTS = {
     "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    "ffn_gate_shexp": "shared_mlp.gate_proj",
+    "ffn_up_shexp": "shared_mlp.up_proj",
+    "ffn_down_shexp": "shared_mlp.output_linear",
 }
 MAMBA = {
     "ssm_in": "mamba.in_proj",
@@ -67,21 +71,24 @@ MAMBA = {
     "ssm_norm": "mamba.norm",
     "ssm_out": "mamba.out_proj",
 }
+NEMOTRON_H = {
+    "attn_norm": "norm",
+    "attn_q": "mixer.q_proj",
+    "attn_k": "mixer.k_proj",
+    "attn_v": "mixer.v_proj",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    **{name: module.replace("mamba.", "mixer.") for name, module in MAMBA.items()},
+}
 DELTA_PRECISE = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta"})
-
-
-def read_kv_heads(keys: Keys) -> list[int]:
-    """Read the KV heads of each layer; 0 where a layer does not attend."""
-    counts: list[int] = keys.get("attention.head_count_kv")
-    layers = keys.integer("block_count")
-    if not isinstance(counts, list) or len(counts) != layers or any(type(count) is not int for count in counts):
-        raise keys.error("attention.head_count_kv", f"is not a number for each of {layers} layers")
-    return counts
 
 
 def read_lfm2(keys: Keys, fields: Fields) -> None:
     """Layers attend that have KV heads."""
-    fields["layer_types"] = ["full_attention" if count else "conv" for count in read_kv_heads(keys)]
+    fields["layer_types"] = [
+        "full_attention" if count else "conv" for count in keys.same_or_none("attention.head_count_kv")
+    ]
     fields["conv_L_cache"] = keys.integer("shortconv.l_cache")
     fields["block_auto_adjust_ff_dim"] = False  # the file has the adjusted width
 
@@ -136,21 +143,39 @@ def read_shared_experts(keys: Keys, fields: Fields) -> None:
 
 
 def read_granite_hybrid(keys: Keys, fields: Fields) -> None:
-    """Read Granite 4 without experts. Layers without KV heads are Mamba-2."""
-    if keys.get("expert_count"):
-        raise keys.error("expert_count", "a mixture of experts is not supported for this architecture")
+    """Read Granite 4, with experts or without. Layers without KV heads are Mamba-2."""
+    fields["num_local_experts"] = keys.count("expert_count")
+    if fields["num_local_experts"]:
+        fields["num_experts_per_tok"] = keys.integer("expert_used_count")
     keys.get("expert_used_count")
     read_multipliers(keys, fields)
     heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
     if inner % fields["hidden_size"]:
         raise keys.error("ssm.inner_size", f"{inner} is no multiple of embedding_length, {fields['hidden_size']}")
     fields |= {
-        "layer_types": ["attention" if count else "mamba" for count in read_kv_heads(keys)],
-        "num_local_experts": 0,
+        "layer_types": ["attention" if count else "mamba" for count in keys.same_or_none("attention.head_count_kv")],
         "shared_intermediate_size": keys.integer("expert_shared_feed_forward_length", fields["intermediate_size"]),
         "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", False) else "nope",
         "mamba_n_heads": heads,
         "mamba_expand": inner // fields["hidden_size"],
+        "mamba_n_groups": keys.integer("ssm.group_count"),
+        "mamba_d_state": keys.integer("ssm.state_size"),
+        "mamba_d_conv": keys.integer("ssm.conv_kernel"),
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in keys.model.tensors),
+    }
+
+
+def read_nemotron_h(keys: Keys, fields: Fields) -> None:
+    """Layers are Mamba-2 that have neither KV heads nor an MLP."""
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if inner % heads:
+        raise keys.error("ssm.inner_size", f"{inner} is no multiple of ssm.time_step_rank, {heads}")
+    counts, widths = (keys.same_or_none(name) for name in ("attention.head_count_kv", "feed_forward_length"))
+    both = zip(counts, widths, strict=True)
+    fields |= {
+        "layers_block_type": ["attention" if count else "mlp" if width else "mamba" for count, width in both],
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
         "mamba_n_groups": keys.integer("ssm.group_count"),
         "mamba_d_state": keys.integer("ssm.state_size"),
         "mamba_d_conv": keys.integer("ssm.conv_kernel"),
@@ -205,6 +230,9 @@ def log_decay(stored: NDArray[np.float32]) -> NDArray[np.float32]:
 def read_granite_experts(keys: Keys, fields: Fields) -> None:
     read_experts(keys, fields)
     read_multipliers(keys, fields)
+    if keys.get("expert_shared_feed_forward_length"):
+        set_family(fields, "granitemoeshared")
+        fields["shared_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
 
 
 def read_olmoe(keys: Keys, fields: Fields) -> None:
@@ -224,9 +252,18 @@ QWEN35_DENSE = Architecture(
 )
 QWEN35_EXPERTS = replace(QWEN35_DENSE, family="qwen3_5_moe_text", names=QWEN35 | QWEN2_EXPERTS, read=read_delta_experts)
 HYBRIDS: Mapping[str, Architecture] = {
+    "nemotron_h": Architecture(
+        "nemotron_h",
+        NEMOTRON_H,
+        paired=True,
+        read=read_nemotron_h,
+        values={"ssm_a": log_decay},
+        taps=frozenset({"ssm_conv1d"}),
+        flat=frozenset({"ssm_a", "ssm_d", "ssm_norm"}),
+    ),
     "granitehybrid": Architecture(
         "granitemoehybrid",
-        LLAMA | MAMBA,
+        LLAMA | MAMBA | GRANITE_EXPERTS,
         paired=True,
         read=read_granite_hybrid,
         values={"ssm_a": log_decay},

@@ -110,6 +110,16 @@ def read_gpt_oss(keys: Keys, fields: Fields) -> None:
         fields["rope_scaling"]["truncate"] = False
 
 
+def read_phimoe(keys: Keys, fields: Fields) -> None:
+    """Read a Phi-3.5-MoE, whose window is all positions, in files of which some state it."""
+    read_window(keys, fields)
+    read_experts(keys, fields)
+    fields["lm_head_bias"] = "output.bias" in keys.model.tensors
+    # LongRoPE reads it; files of models without it state it, too.
+    keys.get("rope.scaling.original_context_length")
+    keys.get("rope.scaling.attn_factor")
+
+
 MIXTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture("qwen2_moe", LLAMA | QWEN2_EXPERTS, read=read_qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", LLAMA | QWEN3_EXPERTS, read=read_qwen3_moe),
@@ -119,6 +129,7 @@ MIXTURES: Mapping[str, Architecture] = {
         read=read_ernie_moe,
         theta=500000.0,
     ),
+    "phimoe": Architecture("phimoe", LLAMA | MIXTRAL_EXPERTS, read=read_phimoe),
     "gpt-oss": Architecture("gpt_oss", ATTENTION | GPT_OSS, read=read_gpt_oss),
     "glm4moe": Architecture(
         "glm4_moe",
