@@ -213,7 +213,7 @@ VISION_FAMILIES: Mapping[str, VisionCase] = {
             "head_dim": 16,
             "patch_size": 4,
             "pooling_kernel_size": 3,
-            "position_embedding_size": 96,
+            "position_embedding_size": 512,
             "use_clipped_linears": False,
             "standardize": True,
         },
