@@ -152,7 +152,8 @@ def test_token_ids_of_a_chat(checkpoint: Make, family: str) -> None:
 def test_clipped_matrices_of_gemma4(torch: Any, tmp_path: Path) -> None:
     path = make_vision_checkpoint(tmp_path, "gemma4", vision={"use_clipped_linears": True, "standardize": False})
     tower = find_tower(path)
-    assert tower is not None and tower.config.clipped
+    assert tower is not None
+    assert tower.config.clipped
     image = picture(*SIZES[0])
     inputs, _ = process("gemma4", path, image)
     with torch.no_grad():

@@ -40,7 +40,7 @@ def decode(image: Image) -> Pillow.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises errors of many kinds for broken files
-        raise ImageRefused(f"the {image.format} file is broken or truncated: {_reason(error)}") from error
+        raise _broken(image, error) from error
 
 
 def upright_size(image: Image) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def _open(image: Image) -> Pillow.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises errors of many kinds for broken files
-        raise ImageRefused(f"the file is no {image.format} image: {_reason(error)}") from error
+        raise _broken(image, error) from error
     if picture.size != sides:
         raise _other_size(image, picture.size)
     return picture
@@ -86,10 +86,10 @@ def _other_size(image: Image, found: tuple[int, int]) -> ImageRefused:
     )
 
 
-def _reason(error: Exception) -> str:
+def _broken(image: Image, error: Exception) -> ImageRefused:
     """Describe an error of Pillow in one short line, without the address of the object that some name."""
-    text = str(error).partition("<")[0].strip().partition("\n")[0][:120]
-    return text or type(error).__name__
+    reason = str(error).partition("<")[0].strip().partition("\n")[0][:120] or type(error).__name__
+    return ImageRefused(f"the file is broken, truncated or no {image.format} image: {reason}")
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
