@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from tests.checkpoints import EOS_ID, make_checkpoint
+from tests.checkpoints import EOS_ID, make_checkpoint, write_safetensors
 
 VOCAB = 640
 """Tokens of each checkpoint: those of `tests.checkpoints`, and those of the family behind them."""
@@ -418,6 +419,44 @@ def make_vision_checkpoint(
     if case.processor:
         _write(directory / "processor_config.json", case.processor)
     return directory
+
+
+def make_vision_description(
+    directory: Path,
+    family: str = "qwen3_vl",
+    *,
+    vision: Mapping[str, Any] | None = None,
+    text: Mapping[str, Any] | None = None,
+    fields: Mapping[str, Any] | None = None,
+    preprocessor: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write what `make_vision_checkpoint` does, without torch and with one tensor of the tower alone: enough to read
+    the tower's description and to preprocess images. A field that is `...` is left out."""
+    case = VISION_FAMILIES[family]
+    ids = write_tokenizer(directory, case)
+    values = {
+        "architectures": [f"{case.name}ForConditionalGeneration"],
+        "model_type": family,
+        "text_config": {**TEXT, **case.text, **(text or {})},
+        "vision_config": {**case.vision, **(vision or {})},
+        **{name: ids[token] for name, token in case.tokens.items()},
+        **case.fields,
+        **(fields or {}),
+    }
+    _write(directory / "config.json", _without_gaps(values))
+    _write(directory / "preprocessor_config.json", _without_gaps({**case.preprocessor, **(preprocessor or {})}))
+    tensor = {"gemma4": "model.vision_tower.", "lfm2_vl": "model.vision_tower.", "smolvlm": "model.vision_model."}
+    name = tensor.get(family, "vision_tower." if family == "gemma3" else "model.visual.") + "a.weight"
+    write_safetensors(directory / "model.safetensors", {name: np.zeros(1, np.float32)})
+    return directory
+
+
+def _without_gaps(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_gaps(each) if isinstance(each, Mapping) else each
+        for name, each in values.items()
+        if each is not ...
+    }
 
 
 def make_vision_model(
