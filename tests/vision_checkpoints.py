@@ -523,7 +523,9 @@ def write_tokenizer(directory: Path, case: VisionCase) -> dict[str, int]:
     settings |= {"bos_token": "<bos>"} if "<bos>" in case.specials else {}
     del settings["chat_template"]
     _write(file, settings)
-    ids = {name: tokenizer.token_to_id(name) for name in (*case.specials, *CHATML)}
+    found = {name: tokenizer.token_to_id(name) for name in (*case.specials, *CHATML)}
+    ids = {name: number for name, number in found.items() if number is not None}
+    assert len(ids) == len(found)
     assert max(ids.values()) < VOCAB
     return ids
 

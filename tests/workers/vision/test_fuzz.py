@@ -27,7 +27,7 @@ def mutants(format: ImageFormat, count: int) -> list[Image]:
     """Return files with changed, removed, repeated and random bytes."""
     rng = random.Random(f"{format} {count}")
     sources = [as_file(picture(96, 64, mode), format) for mode in ("RGB", "L")]
-    sources.append(as_file(picture(96, 64), format, **({"progressive": True} if format == "jpeg" else {})))
+    sources.append(as_file(picture(96, 64), format, progressive=format == "jpeg"))
     made = []
     for number in range(count):
         source = sources[number % len(sources)]

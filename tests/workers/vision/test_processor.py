@@ -34,7 +34,7 @@ def test_tokens_are_known_before_an_image_is_decoded(processor: Make, family: st
     own = processor(family)
     for width, height in ((40, 70), (200, 30), (1, 1), (9, 100), (150, 150)):
         for detail in ("auto", "low", "high"):
-            image = as_file(picture(width, height), detail=detail)  # type: ignore[arg-type]
+            image = as_file(picture(width, height), detail=detail)
             prepared = own.prepare(image)
             counts = [part.count for part in prepared.parts]
             assert own.tokens_of(image) == sum(counts) == prepared.text.count(own.image_text)
@@ -54,11 +54,11 @@ def runs_of(text: str, token: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("family", "counts"), [("gemma4", (70, 70, 140)), ("lfm2_vl", (16, 112, 112)), ("smolvlm", (4, 68, 68))]
+    ("family", "counts"), [("gemma4", (70, 70, 140)), ("lfm2_vl", (16, 80, 80)), ("smolvlm", (4, 68, 68))]
 )
 def test_detail_chooses_the_number_of_tokens(processor: Make, family: str, counts: tuple[int, ...]) -> None:
     own = processor(family)
-    found = [own.tokens_of_size(1000, 1000, detail) for detail in ("low", "auto", "high")]  # type: ignore[arg-type]
+    found = [own.tokens_of_size(1000, 1000, detail) for detail in ("low", "auto", "high")]
     assert all(most >= tokens > 0.8 * most for tokens, most in zip(found, counts, strict=True))
 
 
@@ -67,9 +67,8 @@ def test_low_detail_of_qwen(processor: Make) -> None:
     assert own.tokens_of_size(1000, 1000, "low") == 256
     assert own.tokens_of_size(1000, 1000, "high") == own.tokens_of_size(1000, 1000) > 10_000
     for size in ({"min_pixels": 256, "max_pixels": 1 << 20}, {"shortest_edge": 256, "longest_edge": 1 << 20}):
-        assert processor(
-            "qwen2_vl", preprocessor={"min_pixels": ..., "max_pixels": ..., "size": size}
-        )._preparer.most == (1 << 20)
+        older = processor("qwen2_vl", preprocessor={"min_pixels": ..., "max_pixels": ..., "size": size})
+        assert older.tokens_of_size(1000, 1000) == own.tokens_of_size(1000, 1000)
 
 
 def test_the_same_pixels_have_the_same_key(processor: Make) -> None:
