@@ -16,7 +16,7 @@ from workers.vision.weights import VisionWeights
 
 
 @dataclass(frozen=True, slots=True)
-class Tower:
+class VisionTower:
     """The vision tower of a checkpoint."""
 
     path: Path
@@ -30,13 +30,13 @@ class Tower:
         return VisionWeights(self.path, self.family, self.config)
 
 
-def find_tower(path: Path) -> Tower | None:
+def find_tower(path: Path) -> VisionTower | None:
     """Find the vision tower of a checkpoint; None without one that is supported, as `no_images` explains.
 
     Raises `CheckpointError` for a config.json that cannot be read or has unsupported values.
     """
     found = _find(path)
-    return found if isinstance(found, Tower) else None
+    return found if isinstance(found, VisionTower) else None
 
 
 def no_images(path: Path) -> str:
@@ -46,7 +46,7 @@ def no_images(path: Path) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _find(path: Path) -> Tower | str:
+def _find(path: Path) -> VisionTower | str:
     """Return the tower, or why there is none."""
     if gguf_path(path) is not None:
         return "vision towers of GGUF files are not read: take the checkpoint in Hugging Face layout"
@@ -65,4 +65,4 @@ def _find(path: Path) -> Tower | str:
     config = family.read(fields, ModelConfig.from_dir(path))
     if config is None:
         return "config.json describes no vision tower: vision_config is null"
-    return Tower(path, family, fields, config)
+    return VisionTower(path, family, fields, config)

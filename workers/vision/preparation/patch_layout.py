@@ -33,10 +33,11 @@ class PatchLayout:
         return height // self.multiple, width // self.multiple
 
     def split(self, pixels: NDArray[np.float32], key: bytes) -> ImagePatches:
-        """Split an image, float32 [height, width, 3], whose sides are multiples of those of a token."""
+        """Split an image, float32 [height, width, 3]. What is left of it on the right and below is cut off."""
         height, width, _ = pixels.shape
         rows, columns = self.tokens(width, height)
         merge, patch = self.merge, self.patch
+        pixels = pixels[: rows * self.multiple, : columns * self.multiple]
         blocks = pixels.reshape(rows, merge, patch, columns, merge, patch, 3).transpose(0, 3, 1, 4, 2, 5, 6)
         blocks = blocks.reshape(rows * columns, merge * merge, patch, patch, 3)
         places = np.stack(np.divmod(np.arange(rows * columns)[:, None], columns), axis=-1) * merge

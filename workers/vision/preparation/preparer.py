@@ -15,7 +15,7 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ImagePlan:
     """What an image becomes, known by its sides alone."""
 
     text: str
@@ -39,10 +39,10 @@ class Preparer(ABC):
     filter: Pillow.Resampling
 
     @abstractmethod
-    def plan(self, width: int, height: int, detail: ImageDetail) -> Plan:
+    def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
         """Plan the parts of an image of these sides. Raises `ImageRefused` for sides that the model cannot take."""
 
-    def tiles(self, picture: Pillow.Image, plan: Plan) -> Iterator[Pillow.Image]:
+    def tiles(self, picture: Pillow.Image, plan: ImagePlan) -> Iterator[Pillow.Image]:
         """Make the parts of an RGB image, in the order of the plan."""
         yield self.resized(picture, plan.sizes[0])
 

@@ -18,7 +18,7 @@ FILTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PreparationSettings:
     """The files that decide on the preprocessing of a checkpoint."""
 
     preprocessor: Fields
