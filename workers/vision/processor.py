@@ -92,7 +92,7 @@ class ImageProcessor:
             digest = hashlib.blake2b(self._digest, digest_size=16)
             digest.update(f"{tile.width}x{tile.height} {self.config.family}".encode())
             digest.update(tile.tobytes())
-            parts.append(preparer.layout.split(preparer.values.of(tile), digest.digest()))
+            parts.append(preparer.layout.split(tile, preparer.values, digest.digest()))
         return PreparedImage(plan.text, tuple(parts))
 
 

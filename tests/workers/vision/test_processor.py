@@ -91,6 +91,11 @@ def test_long_images_are_refused(processor: Make, family: str) -> None:
         own.tokens_of_size(201, 1)
 
 
+def test_lfm2_resizes_whatever_its_settings_say(processor: Make) -> None:
+    plain, other = processor("lfm2_vl"), processor("lfm2_vl", preprocessor={"do_resize": False})
+    assert other.tokens_of_size(70, 50) == plain.tokens_of_size(70, 50)
+
+
 def test_pan_and_scan_of_gemma3(processor: Make) -> None:
     on = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 16}
     own = processor("gemma3", preprocessor=on)

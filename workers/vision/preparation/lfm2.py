@@ -103,7 +103,7 @@ class Lfm2Preparer(Preparer):
         return cls(
             placeholder=token,
             image_token=token,
-            values=PixelValues.read(fields, HALF, HALF),
+            values=PixelValues.read(fields, HALF, HALF, resizes=True),
             layout=layout,
             filter=settings.filter(BILINEAR),
             least=least,
