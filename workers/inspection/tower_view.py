@@ -18,7 +18,7 @@ SIDE = 1024
 
 @dataclass(frozen=True, slots=True)
 class TowerView:
-    """What is known of the images that a checkpoint takes, before it is loaded."""
+    """The images that a checkpoint takes, as far as is known before it is loaded."""
 
     tower: str = ""
     """The sizes of the tower; empty if there is none that is supported."""

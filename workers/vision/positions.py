@@ -1,4 +1,4 @@
-"""What the host computes of the places of patches: the rows of position tables, and the angles of RoPE."""
+"""Rows of position tables and angles of RoPE, which the host computes of the places of patches."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +53,7 @@ def angles(config: VisionConfig, patches: ImagePatches) -> Floats | None:
 
 
 Taps = tuple[NDArray[np.int64], NDArray[np.int64], Floats]
-"""Of each patch: the position before it, the one behind it, and the weight of the latter."""
+"""The position before each patch, the one behind it, and the weight of the latter."""
 
 
 def _bilinear(place: NDArray[np.int32], size: int, side: int) -> Taps:

@@ -39,7 +39,7 @@ Sources = dict[str, ParameterSource]
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """What a family's towers have in common."""
+    """The properties of a family's towers."""
 
     prefixes: Mapping[str, str]
     """Prefixes of the tower's tensors, with those that `sources` has: as `Wrapper.inside`, the longer ones first."""

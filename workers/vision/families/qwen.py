@@ -139,8 +139,8 @@ def _output(vision: Fields, name: str, model: ModelConfig) -> int:
 def _layers(vision: Fields, name: str, depth: int) -> tuple[int, ...]:
     """Read a list of layers in rising order."""
     value = vision.get(name, [])
-    numbers = isinstance(value, list) and all(isinstance(each, int) and 0 <= each < depth for each in value)
-    if not numbers or value != sorted(set(value)):
+    valid = isinstance(value, list) and all(isinstance(each, int) and 0 <= each < depth for each in value)
+    if not valid or value != sorted(set(value)):
         raise vision.error(name, f"is not a list of layers from 0 to {depth - 1}, in rising order")
     return tuple(value)
 

@@ -14,7 +14,7 @@ from workers.vision.preparation.settings import PreparationSettings
 
 LANCZOS = 1
 MAX_SIDE = 4096
-"""Pixels of a side of the whole image, before it is cut into tiles."""
+"""Pixels of a side of the whole image, before it is split into tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Idefics3Preparer(Preparer):
     """After `SmolVLMImageProcessor` and `SmolVLMProcessor` of transformers."""
 
     longest: int
-    """Pixels of the longer side of the image, before it is cut into tiles."""
+    """Pixels of the longer side of the image, before it is split into tiles."""
     tile: int
     """Pixels of a side of a tile."""
     splits: bool

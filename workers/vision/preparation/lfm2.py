@@ -20,7 +20,7 @@ MAX_TILES = 64
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The grids of tiles that images are cut into."""
+    """The grids of tiles that images are split into."""
 
     side: int
     """Pixels of a side of a tile."""

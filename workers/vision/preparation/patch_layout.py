@@ -35,7 +35,7 @@ class PatchLayout:
         return height // self.multiple, width // self.multiple
 
     def split(self, picture: Pillow.Image, values: PixelValues, key: bytes) -> ImagePatches:
-        """Split an RGB image. What is left of it on the right and below is cut off."""
+        """Split an RGB image. The rest on the right and below is left out."""
         rows, columns = self.tokens(*picture.size)
         merge, patch = self.merge, self.patch
         pixels = np.asarray(picture)[: rows * self.multiple, : columns * self.multiple]

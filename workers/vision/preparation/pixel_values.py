@@ -52,9 +52,9 @@ class PixelValues:
 
 def _three(fields: Fields, name: str, default: Three) -> tuple[float, ...]:
     value = fields.get(name, list(default))
-    numbers = isinstance(value, list) and all(
+    valid = isinstance(value, list) and all(
         isinstance(each, int | float) and abs(each) < MAX_NUMBER for each in value
     )
-    if not numbers or len(value) != 3:
+    if not valid or len(value) != 3:
         raise fields.error(name, f"{value!r} is not a list of three numbers")
     return tuple(map(float, value))

@@ -16,14 +16,14 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """What an image becomes, known by its sides alone."""
+    """The parts and the text that an image becomes, which follow from its sides alone."""
 
     text: str
     """Replaces the placeholder in the prompt: it has the image token once per token of the parts, in their order."""
     sizes: tuple[Size, ...]
     """Width and height of each part: of the image, or of its tiles."""
     whole: Size = (0, 0)
-    """Width and height of the resized image that is cut into tiles; (0, 0) for none."""
+    """Width and height of the resized image that is split into tiles; (0, 0) for none."""
 
 
 @dataclass(frozen=True, slots=True)
