@@ -65,12 +65,12 @@ class NumpyTower:
             values = values / np.sqrt(np.mean(values**2, axis=-1, keepdims=True) + config.eps)
         if turned is not None:
             queries, keys = rotate(queries, turned), rotate(keys, turned)
-        scores = np.einsum("qhd,khd->hqk", queries, keys) * np.float32(config.scale)
+        scores = np.einsum("qhd,khd->hqk", queries, keys, optimize=True) * np.float32(config.scale)
         if windows is not None:
             scores = np.where(windows[:, None] == windows[None], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", weights, values).reshape(len(inputs), -1)
+        mixed = np.einsum("hqk,khd->qhd", weights, values, optimize=True).reshape(len(inputs), -1)
         return self._linear(f"{own}.o", mixed)
 
     def _merge(self, name: str, merger: Merger, hidden: Floats) -> Floats:

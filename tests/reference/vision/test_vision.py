@@ -1,6 +1,7 @@
 """Images of each family, compared with transformers: preprocessing, prompts, and the rows that the tower makes."""
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,29 @@ def test_rows_with_other_settings(torch: Any, tmp_path: Path, family: str, chang
     ours = NumpyTower(tower.config, tower.weights())
     rows = np.concatenate([ours.rows(part) for part in loaded(path).prepare(as_file(image)).parts])
     np.testing.assert_allclose(rows, expected, atol=ROWS)
+
+
+def test_idefics3_is_read_as_smolvlm_is(torch: Any, tmp_path: Path) -> None:
+    from transformers import Idefics3ForConditionalGeneration
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    path = make_vision_checkpoint(tmp_path, "smolvlm")
+    fields = json.loads((path / "config.json").read_text())
+    fields |= {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"}
+    fields["vision_config"]["model_type"] = "idefics3_vision"
+    (path / "config.json").write_text(json.dumps(fields))
+    tower, image = find_tower(path), picture(*SIZES[2])
+    assert tower is not None
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    inputs = Idefics3ImageProcessorPil(**settings)(images=[image], return_tensors="pt")
+    model = Idefics3ForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        found = model.get_image_features(**inputs, return_dict=True).pooler_output
+    expected = np.concatenate([each.numpy() for each in found])
+    parts = loaded(path).prepare(as_file(image)).parts
+    compare_pixels("idefics3", inputs, parts)
+    ours = NumpyTower(tower.config, tower.weights())
+    np.testing.assert_allclose(np.concatenate([ours.rows(part) for part in parts]), expected, atol=ROWS)
 
 
 @pytest.mark.parametrize("family", [name for name in sorted(VISION_FAMILIES) if name.startswith("qwen")])
