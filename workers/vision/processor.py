@@ -107,7 +107,9 @@ def _preprocessor(path: Path) -> Fields:
     values = find_document(path, PREPROCESSOR)
     if values is None:
         raise CheckpointError(
-            path / PREPROCESSOR, "", "there is no such file, which images need: add it, or leave out vision"
+            path / PREPROCESSOR,
+            "",
+            "there is no such file, which images need: add it, or serve text alone with --no-vision",
         )
     return Fields(path / PREPROCESSOR, values)
 

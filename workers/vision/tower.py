@@ -8,6 +8,7 @@ from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import WRAPPERS
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.gguf.find import gguf_path
+from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.weight_files import WeightFiles
 from workers.vision.config import VisionConfig
 from workers.vision.families.family import VisionFamily
@@ -62,7 +63,11 @@ def _find(path: Path) -> VisionTower | str:
     stored = WeightFiles(path).locate()
     if not any(tensor.startswith(tuple(family.prefixes)) for tensor in stored):
         return "the checkpoint has the language model's tensors alone, without those of its vision tower"
-    config = family.read(fields, ModelConfig.from_dir(path))
+    try:
+        model = ModelConfig.from_dir(path)
+    except CheckpointError as error:
+        return f"the language model is not described, without which no tower is read: {error}"
+    config = family.read(fields, model)
     if config is None:
         return "config.json describes no vision tower: vision_config is null"
     return VisionTower(path, family, fields, config)

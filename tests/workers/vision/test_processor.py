@@ -132,6 +132,8 @@ def test_models_without_a_tower_that_is_supported(tmp_path: Path) -> None:
     assert no_images(path) == ""
     write_safetensors(path / "model.safetensors", {"language_model.a": np.zeros(1, np.float32)})
     assert "has the language model's tensors alone" in no_images(path)
+    path = make_vision_description(tmp_path / "undescribed", "qwen3_vl", text={"mlp_bias": True})
+    assert "the language model is not described" in no_images(path)
     path = make_vision_description(tmp_path / "gemma4", "gemma4")
     fields = json.loads((path / "config.json").read_text()) | {"vision_config": None}
     (path / "config.json").write_text(json.dumps(fields))

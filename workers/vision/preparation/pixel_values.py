@@ -52,9 +52,7 @@ class PixelValues:
 
 def _three(fields: Fields, name: str, default: Three) -> tuple[float, ...]:
     value = fields.get(name, list(default))
-    valid = isinstance(value, list) and all(
-        isinstance(each, int | float) and abs(each) < MAX_NUMBER for each in value
-    )
+    valid = isinstance(value, list) and all(isinstance(each, int | float) and abs(each) < MAX_NUMBER for each in value)
     if not valid or len(value) != 3:
         raise fields.error(name, f"{value!r} is not a list of three numbers")
     return tuple(map(float, value))
