@@ -52,10 +52,10 @@ def upright_size(image: Image) -> tuple[int, int]:
     """
     picture = _open(image)
     try:
-        # Not `getexif`, which decodes a PNG without EXIF in search of it.
-        exif = Pillow.Exif()
-        exif.load(picture.info.get("exif", b""))
-        sideways = exif.get(ORIENTATION) in SIDEWAYS
+        if image.format == "png" and "exif" not in picture.info:
+            picture.info["exif"] = _late_exif(image.data)
+        # Not `picture.getexif`, which decodes a PNG without EXIF in search of it.
+        sideways = Pillow.Image.getexif(picture).get(ORIENTATION) in SIDEWAYS
     except Exception:  # noqa: BLE001 - as above; broken metadata do not rotate
         sideways = False
     return picture.size[::-1] if sideways else picture.size
@@ -80,6 +80,17 @@ def _open(image: Image) -> Pillow.Image:
     if picture.size != sides:
         raise _other_size(image, picture.size)
     return picture
+
+
+def _late_exif(data: bytes) -> bytes | None:
+    """Return the EXIF of a PNG, which may be behind its pixels, as Pillow keeps it; None if there is none."""
+    at = 8
+    while len(data) - at >= 8:
+        length = int.from_bytes(data[at : at + 4], "big")
+        if data[at + 4 : at + 8] == b"eXIf":
+            return b"Exif\0\0" + data[at + 8 : at + 8 + length]
+        at += 12 + length
+    return None
 
 
 def _other_size(image: Image, found: tuple[int, int]) -> ImageRefused:

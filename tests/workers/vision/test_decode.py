@@ -85,6 +85,18 @@ def test_exif_turns_an_image_upright(orientation: int) -> None:
         np.testing.assert_array_equal(turned, expected[orientation])
 
 
+def test_exif_behind_the_pixels_of_a_png_is_found() -> None:
+    exif = Pillow.Exif()
+    exif[0x0112] = 6
+    image = as_file(SOURCE, exif=exif)
+    start = image.data.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(image.data[start : start + 4], "big")
+    last = image.data.index(b"IEND") - 4
+    moved = image.data[:start] + image.data[end:last] + image.data[start:end] + image.data[last:]
+    late = replace(image, data=moved)
+    assert decode(late).size == upright_size(late) == (7, 13)
+
+
 def test_broken_metadata_turn_nothing() -> None:
     image = as_file(SOURCE, exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
     assert upright_size(image) == (13, 7)
