@@ -50,8 +50,8 @@ UNKNOWN = ("falcon", "glm", "gpt_oss", "helium", "mimo", "ministral", "nemotron_
 """Families that cannot be compared: llama.cpp does not have them, or its converter fails on their test checkpoints, or
 their files need a tokenizer of another kind, or Baton does not read them. gpt-oss has other tokens in llama.cpp, which
 moves the ends of YaRN's ramp to whole lanes; whether that is all is not known. Its converter takes every Nemotron-H for
-a mixture of experts beside transformers 5. DeepSeek V2 is compared without groups of experts: llama.cpp chooses groups as
-V3 does, by two experts of each."""
+a mixture of experts beside transformers 5. DeepSeek V2 is compared without groups of experts: llama.cpp chooses groups
+as V3 does, by two experts of each."""
 DELTA = {"linear_value_head_dim": 32, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 """A gated delta network as llama.cpp expects it: keys are as wide as values, and every fourth layer attends."""
 SECTIONS = {
