@@ -46,10 +46,12 @@ LEAST = 0.9
 """The share of tokens that must agree: a difference in the last bits changes a token where two are as likely."""
 LAYERS = 4
 """Layers of a checkpoint. The last attends in every hybrid family, and has no window where every fourth lacks it."""
-UNKNOWN = ("falcon", "glm", "gpt_oss", "helium", "mimo", "ministral", "phi3", "stablelm")
+UNKNOWN = ("falcon", "glm", "gpt_oss", "helium", "mimo", "ministral", "nemotron_h", "phi3", "phimoe", "stablelm")
 """Families that cannot be compared: llama.cpp does not have them, or its converter fails on their test checkpoints, or
 their files need a tokenizer of another kind, or Baton does not read them. gpt-oss has other tokens in llama.cpp, which
-moves the ends of YaRN's ramp to whole lanes; whether that is all is not known."""
+moves the ends of YaRN's ramp to whole lanes; whether that is all is not known. Its converter takes every Nemotron-H for
+a mixture of experts beside transformers 5. DeepSeek V2 is compared without groups of experts: llama.cpp chooses groups
+as V3 does, by two experts of each."""
 DELTA = {"linear_value_head_dim": 32, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 """A gated delta network as llama.cpp expects it: keys are as wide as values, and every fourth layer attends."""
 SECTIONS = {
@@ -65,8 +67,8 @@ SECTIONS = {
 """Positions in sections, of the width of the test checkpoints."""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cohere": {"fields": {"use_qk_norm": False}},
-    "deepseek_v2": {"tied": False},
-    "deepseek_v3": {"tied": False},
+    "deepseek_v2": {"tied": False, "fields": {"q_lora_rank": 48, "topk_method": "greedy", "n_group": 1}},
+    "deepseek_v3": {"tied": False, "fields": {"scoring_func": "sigmoid"}},
     "ernie4_5": {"fields": {"use_bias": False}},
     "ernie4_5_moe": {"ffn": 192},
     "exaone4": {"fields": {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}},
@@ -74,14 +76,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "gpt_neox": {"tied": False, "kv_heads": 4},
     "granitemoehybrid": {"fields": {"intermediate_size": 96}},
     "lfm2_moe": {"fields": {"routed_scaling_factor": 1.0}},
-    "minicpm3": {"fields": MINICPM3},
+    "minicpm3": {"fields": MINICPM3 | {"v_head_dim": 16}},
     "nemotron": {"tied": False},
-    "nemotron_h": {"tied": False},
     "olmo2": {"tied": False},
     "olmo3": {"tied": False},
     "olmoe": {"tied": False, "kv_heads": 4},
     "phi": {"tied": False, "kv_heads": 4, "ffn": 256},
-    "phimoe": {"tied": False, "fields": {"router_jitter_noise": 0.01}},
     "qwen2_moe": {"tied": False},
     "qwen3_5_moe_text": {"fields": DELTA | SECTIONS},
     "qwen3_5_text": {"fields": DELTA | SECTIONS},
