@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
+from tests.reference.gemma4_layers import ALL as GEMMA4
 from tests.workers.mlx.conftest import Load
 from tests.workers.mlx.vision.numpy_tower import random_image, random_parameters
 from tests.workers.mlx.vision.test_encoder import CONFIGS, QWEN3, finished
@@ -28,7 +29,7 @@ GREEDY = SampleSpec(Sampling(), LENGTH)
 TEXT = tuple(int(token) for token in np.random.default_rng(3).integers(3, 500, LENGTH))
 MODELS: dict[str, tuple[str, VisionConfig, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", replace(CONFIGS["gemma3"], bidirectional="all", mrope=()), {"sliding_window": 8}),
-    "gemma4": ("gemma4_text", replace(CONFIGS["gemma4"], bidirectional="windowed", mrope=()), {"sliding_window": 8}),
+    "gemma4": ("gemma4_text", replace(CONFIGS["gemma4"], bidirectional="windowed", mrope=()), GEMMA4 | {"sliding_window": 8}),
     "qwen2_5_vl": ("qwen2", replace(CONFIGS["qwen2_5_vl"], mrope=(4, 2, 2), mrope_interleaved=False), {}),
     "qwen3_5": ("qwen3_5_text", replace(QWEN3, taps=(), tap_merger=None, mrope=(2, 1, 1)), {}),
     "qwen3_vl": ("qwen3", QWEN3, {}),
@@ -41,7 +42,7 @@ def load_with(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> An
 
     def make(name: str, *, dtype: Any = "float32", **options: Any) -> tuple[Runner, Runner]:
         family, config, fields = MODELS[name]
-        path = make_checkpoint(tmp_path / name, family, dtype=dtype, fields=fields, layers=3)
+        path = make_checkpoint(tmp_path / name, family, dtype=dtype, fields=fields, layers=4)
         config = replace(config, output=64)
         tower = OpenTower(config, random_parameters(config), dtype)
         monkeypatch.setattr("workers.mlx.runner.open_tower", lambda *_: tower)
