@@ -57,7 +57,7 @@ from workers.mlx.runtime.device import (
 )
 from workers.mlx.runtime.sampler import MlxSampler
 from workers.mlx.transposed import transpose_matrices
-from workers.mlx.vision.encoder import LoadedTower, MlxVisionEncoder
+from workers.mlx.vision.encoder import MlxTower, MlxVisionEncoder
 from workers.mlx.vision.language_model import check_image_rows, positions_of, see_images
 from workers.mlx.vision.loading import open_tower
 from workers.precision import KvDtype, Quantize, level_bits
@@ -92,7 +92,7 @@ class MlxRunner:
         kv_dtype: KvDtype = "auto",
         *,
         attention: bool = False,
-        tower: LoadedTower | None = None,
+        tower: MlxTower | None = None,
     ) -> None:
         self.capabilities = capabilities
         self._model = model

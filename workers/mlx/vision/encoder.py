@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.runner import NotFiniteError
-from workers.mlx.vision.tower import Attended, VisionTower
+from workers.mlx.vision.tower import Attended, MlxVisionTower
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.patches import ImagePatches
 
@@ -19,7 +19,7 @@ Positions = Callable[[ImagePatches], NDArray[np.float32] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class PartSize:
+class MlxPartSize:
     """Bounds of a part. They depend on the device alone, so that the bits of an image do not change."""
 
     rows: int
@@ -29,15 +29,15 @@ class PartSize:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedTower:
+class MlxTower:
     """All that an encoder needs of a tower."""
 
-    tower: VisionTower
+    tower: MlxVisionTower
     added: Positions
     """What is added to the embeddings of patches, [patches, hidden]."""
     angles: Positions
     """The angles of RoPE, [patches, head_dim / 2]."""
-    size: PartSize
+    size: MlxPartSize
     padding: int = 0
     """The token whose embeddings of layers the rows of images have, for models with such embeddings."""
 
@@ -50,7 +50,7 @@ class LoadedTower:
 class MlxVisionEncoder:
     """Implements `VisionEncoder`. Owns the tower."""
 
-    def __init__(self, loaded: LoadedTower, owned: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, loaded: MlxTower, owned: Callable[[], AbstractContextManager[None]]) -> None:
         """Computes while `owned` is entered."""
         self._loaded = loaded
         self._owned = owned
@@ -94,7 +94,7 @@ class MlxImageEncoding:
 
     def __init__(
         self,
-        loaded: LoadedTower,
+        loaded: MlxTower,
         image: ImagePatches,
         owned: Callable[[], AbstractContextManager[None]],
         closed: Callable[["MlxImageEncoding"], None],
@@ -174,9 +174,7 @@ class MlxImageEncoding:
                 yield from self._merges(config, config.taps.index(layer))
         yield from self._merges(config, None)
 
-    def _merges(
-        self, config: VisionConfig, tap: int | None
-    ) -> Iterator[tuple[float, Callable[[], list[mx.array]]]]:
+    def _merges(self, config: VisionConfig, tap: int | None) -> Iterator[tuple[float, Callable[[], list[mx.array]]]]:
         merger = config.merger if tap is None or config.tap_merger is None else config.tap_merger
         for block in range(len(self._blocks)):
             cost = self._cost(block, _merger_operations(config, merger) / config.group)
@@ -195,9 +193,7 @@ class MlxImageEncoding:
     def _project(self, layer: int, block: int) -> list[mx.array]:
         if block == 0:
             self._attended = []
-        cosines, sines = (
-            None if part is None else part[self._blocks[block]] for part in (self._cosines, self._sines)
-        )
+        cosines, sines = (None if part is None else part[self._blocks[block]] for part in (self._cosines, self._sines))
         self._attended.append(self._tower.project(layer, self._x[block], cosines, sines))
         made = self._attended[-1]
         return [made.queries, made.keys, made.values]

@@ -124,9 +124,7 @@ def check_image_rows(vision: VisionConfig | None, chunks: Sequence[Chunk]) -> No
 
 def positions_of(chunks: Sequence[Chunk]) -> mx.array:
     """Return the positions of the rows of chunks, int32 [rows]; [3, rows] if any chunk has them in axes."""
-    plain = [
-        np.array([chunk.position_at(offset) for offset in range(len(chunk.tokens))], np.int32) for chunk in chunks
-    ]
+    plain = [np.array([chunk.position_at(offset) for offset in range(len(chunk.tokens))], np.int32) for chunk in chunks]
     if all(chunk.axes is None for chunk in chunks):
         return mx.array(np.concatenate(plain))
     parts = [

@@ -34,7 +34,7 @@ class Attended:
     values: mx.array
 
 
-class VisionTower:
+class MlxVisionTower:
     """The weights of a tower, which computes in one type."""
 
     def __init__(self, config: VisionConfig, parameters: Mapping[str, mx.array], dtype: mx.Dtype) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.workers.mlx.vision.numpy_tower import random_image, random_parameters, reference_rows
 from workers.engine.runner import NotFiniteError
-from workers.mlx.vision.encoder import MAX_PATCHES, MlxImageEncoding, MlxVisionEncoder, PartSize
+from workers.mlx.vision.encoder import MAX_PATCHES, MlxImageEncoding, MlxVisionEncoder, MlxPartSize
 from workers.mlx.vision.loading import tower_of
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.patches import ImagePatches
@@ -110,13 +110,13 @@ CONFIGS = {
         merger=Merger("concat", None, False, 1e-6, 0, None, False),
     ),
 }
-WHOLE, SMALL = PartSize(1024, 1e12), PartSize(8, 1.0)
+WHOLE, SMALL = MlxPartSize(1024, 1e12), MlxPartSize(8, 1.0)
 
 
 def encoder_of(
     config: VisionConfig,
     parameters: Mapping[str, NDArray[np.float32]],
-    size: PartSize = WHOLE,
+    size: MlxPartSize = WHOLE,
     dtype: str = "float32",
 ) -> MlxVisionEncoder:
     with mx.stream(mx.cpu):
