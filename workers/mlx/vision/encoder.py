@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +16,9 @@ from workers.vision.patches import ImagePatches
 
 MAX_PATCHES = 65_536
 """Patches of one image: 16 megapixels in patches of 16."""
+Compute = Callable[[], list[mx.array]]
+Stage = tuple[float, Compute]
+"""The number of operations, and the computation of one block."""
 Positions = Callable[[ImagePatches], NDArray[np.float32] | None]
 
 
@@ -156,29 +160,29 @@ class MlxImageEncoding:
         self._keys = self._values = mx.zeros(0)
         self._closed(self)
 
-    def _stages(self, config: VisionConfig) -> Iterator[tuple[float, Callable[[], list[mx.array]]]]:
+    def _stages(self, config: VisionConfig) -> Iterator[Stage]:
         """Yield the number of operations and the computation of each block of each stage."""
         inside, count = config.heads * config.head_dim, len(self._image.values)
         mlp = config.hidden * config.mlp * (3 if config.gated else 2)
         for block in range(len(self._blocks)):
-            yield self._cost(block, config.patch_values * config.hidden), lambda at=block: self._embed(at)
+            yield self._cost(block, config.patch_values * config.hidden), partial(self._embed, block)
         for layer in range(config.layers):
             for block in range(len(self._blocks)):
                 cost = self._cost(block, 3 * config.hidden * inside)
-                yield cost, lambda at=block, number=layer: self._project(number, at)
+                yield cost, partial(self._project, layer, block)
             for block in range(len(self._blocks)):
                 keys = count if self._sees_all(layer) else self._reach(block).stop - self._reach(block).start
                 cost = self._cost(block, config.hidden * inside + mlp + 2 * keys * inside)
-                yield cost, lambda at=block, number=layer: self._finish(number, at)
+                yield cost, partial(self._finish, layer, block)
             if layer in config.taps:
                 yield from self._merges(config, config.taps.index(layer))
         yield from self._merges(config, None)
 
-    def _merges(self, config: VisionConfig, tap: int | None) -> Iterator[tuple[float, Callable[[], list[mx.array]]]]:
+    def _merges(self, config: VisionConfig, tap: int | None) -> Iterator[Stage]:
         merger = config.merger if tap is None or config.tap_merger is None else config.tap_merger
         for block in range(len(self._blocks)):
             cost = self._cost(block, _merger_operations(config, merger) / config.group)
-            yield cost, lambda at=block: self._merge(tap, at)
+            yield cost, partial(self._merge, tap, block)
 
     def _cost(self, block: int, of_row: float) -> float:
         rows = self._blocks[block]
@@ -239,11 +243,9 @@ def _merger_operations(config: VisionConfig, merger: Merger) -> float:
     return inputs * merger.inner + merger.inner * config.output if merger.inner else inputs * config.output
 
 
-def _parts(
-    stages: Sequence[tuple[float, Callable[[], list[mx.array]]]], most: float
-) -> list[list[Callable[[], list[mx.array]]]]:
+def _parts(stages: Sequence[Stage], most: float) -> list[list[Compute]]:
     """Group computations into parts of at most so many operations, or of one."""
-    parts: list[list[Callable[[], list[mx.array]]]] = []
+    parts: list[list[Compute]] = []
     sum_ = most
     for cost, stage in stages:
         if sum_ + cost > most:

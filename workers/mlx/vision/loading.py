@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.mlx.runtime.device import adds_in_order
-from workers.mlx.vision.encoder import MlxTower, MlxPartSize
+from workers.mlx.vision.encoder import MlxPartSize, MlxTower
 from workers.mlx.vision.tower import MlxVisionTower
 from workers.precision import Dtype
 from workers.vision.config import VisionConfig
@@ -85,6 +85,6 @@ def open_tower(path: Path, dtype: Dtype) -> UnreadTower | None:
         return None
     text = tower.fields.section("text_config")
     padding = 0 if text is None else text.get("pad_token_id") or 0
-    if not isinstance(padding, int) or not 0 <= padding:
+    if not isinstance(padding, int) or not padding >= 0:
         raise CheckpointError(tower.fields.file, "text_config.pad_token_id", f"{padding!r} is not a token")
     return UnreadTower(tower.config, tower.weights(), dtype, padding)

@@ -142,7 +142,8 @@ def _linear(parameters: Mapping[str, Floats], name: str, x: Floats) -> Floats:
 def _norm(parameters: Mapping[str, Floats], name: str, x: Floats, kind: str, eps: float) -> Floats:
     centred = x - x.mean(axis=-1, keepdims=True) if kind == "layer" else x
     normed = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)
-    return normed * parameters.get(f"{name}.weight", 1.0) + parameters.get(f"{name}.bias", 0.0)
+    scaled: Floats = normed * parameters.get(f"{name}.weight", 1.0) + parameters.get(f"{name}.bias", 0.0)
+    return scaled
 
 
 def _rotate(x: Floats, turned: NDArray[np.float32]) -> Floats:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from tests.workers.mlx.vision.numpy_tower import random_image, random_parameters, reference_rows
 from workers.engine.runner import NotFiniteError
-from workers.mlx.vision.encoder import MAX_PATCHES, MlxImageEncoding, MlxVisionEncoder, MlxPartSize
+from workers.mlx.vision.encoder import MAX_PATCHES, MlxImageEncoding, MlxPartSize, MlxVisionEncoder
 from workers.mlx.vision.loading import tower_of
+from workers.precision import Dtype
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.patches import ImagePatches
 
@@ -117,7 +118,7 @@ def encoder_of(
     config: VisionConfig,
     parameters: Mapping[str, NDArray[np.float32]],
     size: MlxPartSize = WHOLE,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
 ) -> MlxVisionEncoder:
     with mx.stream(mx.cpu):
         loaded = replace(tower_of(config, parameters, dtype, mx.Device(mx.cpu)), size=size)

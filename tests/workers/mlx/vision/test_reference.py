@@ -104,7 +104,7 @@ def prompt_of(runner: Runner, path: Path, processor: ImageProcessor) -> tuple[li
     it."""
     assert runner.vision is not None
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-    tokens, parts = list(TEXT), []
+    tokens, parts = list(TEXT), list[ImagePatches]()
     for image in files():
         prepared = processor.prepare(image)
         tokens += [*tokenizer.encode(prepared.text, add_special_tokens=False).ids, *TEXT]
