@@ -94,10 +94,8 @@ class AttentionGroup:
         if kind not in self._masks:
             positions = self._starts[:, None] + mx.arange(self.rows if self._alone else 1)
             queries, keys = positions[:, None, :, None], mx.arange(first_seen, self.end)
-            if to_ends and self._ends is not None:
-                seen = keys < self._ends[:, None]
-            else:
-                seen = keys <= queries
+            ends = self._ends[:, None] if to_ends and self._ends is not None else queries + 1
+            seen = keys < ends
             self._masks[kind] = seen if window is None else seen & (keys > queries - window)
         return self._masks[kind]
 

@@ -14,7 +14,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.reference.gemma4_layers import ALL as GEMMA4
 from tests.workers.mlx.conftest import Load
-from tests.workers.mlx.vision.numpy_tower import random_image, random_parameters
+from tests.workers.mlx.vision.random_towers import random_image, random_parameters
 from tests.workers.mlx.vision.test_encoder import CONFIGS, QWEN3, finished
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.runner import Chunk, DecodeRow, Runner
@@ -95,7 +95,7 @@ def parts_of(chunk: Chunk, slot: int, lengths: Sequence[int]) -> list[Chunk]:
     [pytest.param(name, marks=() if name != "qwen2_5_vl" else pytest.mark.exhaustive) for name in sorted(MODELS)],
 )
 def test_rows_are_exact_in_any_chunks_and_beside_others(name: str, load_with: Any) -> None:
-    """Cold, behind a cached prefix, beside other slots, and as decode rows behind the image; text as without a tower."""
+    """Cold, behind a prefix, beside other slots, and row by row. Text has the bits that it has without a tower."""
     runner, plain = load_with(name)
     config = runner.vision._loaded.config
     chunk = prompt_of(runner, config)
