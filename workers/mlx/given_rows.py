@@ -1,5 +1,6 @@
 """Rows of embeddings that a request or an image gives in place of tokens."""
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 import mlx.core as mx
@@ -30,31 +31,36 @@ class GivenColumns:
         """A row of the next forward is given."""
         return self._places is not None
 
-    def replaced(self, known: mx.array) -> mx.array:
-        """Replace embeddings by those that are given, [tokens, 1, hidden]."""
+    def replaced(self, known: mx.array, factors: Sequence[float] = ()) -> mx.array:
+        """Replace embeddings by those that are given, times `factors` in float32: [tokens, 1, hidden]."""
         if self._places is None:
             return known
-        return mx.where(self._places, self._column(0, known.dtype), known)
+        given = self._column(0)
+        for factor in factors:
+            given = given * factor
+        return mx.where(self._places, given.astype(known.dtype), known)
 
     def added(self, known: mx.array, layer: int) -> mx.array:
         """Add to the output of one of the first layers, [tokens, 1, hidden], where rows are given."""
         if self._places is None:
             return known
-        return mx.where(self._places, known + self._column(1 + layer, known.dtype), known)
+        return mx.where(self._places, known + self._column(1 + layer).astype(known.dtype), known)
 
-    def _column(self, number: int, dtype: mx.Dtype) -> mx.array:
+    def _column(self, number: int) -> mx.array:
         assert self._rows is not None  # it has places
         first = number * self._hidden
-        return self._rows[:, None, first : first + self._hidden].astype(dtype)
+        return self._rows[:, None, first : first + self._hidden]
 
 
 class GivenRows(nn.Module):  # type: ignore[misc]
     """A table of embeddings, or the given row where a token is -1."""
 
-    def __init__(self, table: nn.Module, given: GivenColumns) -> None:
+    def __init__(self, table: nn.Module, given: GivenColumns, factors: Sequence[float] = ()) -> None:
+        """`factors` are those by which `table` multiplies its rows, one after the other."""
         super().__init__()
         self.table = table
         self._given = given
+        self._factors = tuple(factors)
 
     @classmethod
     def under(cls, model: Any, given: GivenColumns) -> Self:
@@ -71,7 +77,7 @@ class GivenRows(nn.Module):  # type: ignore[misc]
         if not self._given.any:
             known: mx.array = self.table(tokens)
             return known
-        return self._given.replaced(self.table(mx.maximum(tokens, 0)))
+        return self._given.replaced(self.table(mx.maximum(tokens, 0)), self._factors)
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Logits of an embedding that is the head as well."""

@@ -107,10 +107,11 @@ class MlxRunner:
         self._in_order = adds_in_order(device)
         self._padding = (CPU_PADDING if self._in_order else 0) if self._cpu else GROWTH
         self._given = GivenColumns(config.hidden_size)
-        self._vision = None if tower is None else MlxVisionEncoder(tower, self._owned)
         self._seen = None if tower is None else tower.config
+        self._vision = None
         if tower is not None:
-            see_images(model, config, tower.config, self._given, tower.padding)
+            scale = see_images(model, config, tower.config, self._given, tower.padding)
+            self._vision = MlxVisionEncoder(tower, self._owned, scale)
         elif capabilities.embedding_width:
             GivenRows.under(model.model, self._given)
         self._steps = 0
@@ -169,6 +170,8 @@ class MlxRunner:
             evaluate_weights(model, progress)
             tower = None if vision is None else vision.load(chosen)
         width = config.hidden_size if config.choose_embeddings(options.embeddings) else 0
+        if tower is not None:
+            width = tower.choose_width(width)
         capabilities = RunnerCapabilities(
             backend="mlx",
             device=name,
@@ -188,7 +191,7 @@ class MlxRunner:
             rows_format=rows_format(
                 path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
             ),
-            embedding_width=width if tower is None else tower.config.width,
+            embedding_width=width,
             state_bytes=state_bytes,
             bidirectional_images=tower is not None and tower.config.bidirectional != "none",
         )

@@ -155,6 +155,11 @@ class ExactlyScaled(nn.Module):  # type: ignore[misc]
         self.embedding = embedding
         self._factor = scale / mx.array(scale, mx.bfloat16).item()
 
+    @property
+    def factor(self) -> float:
+        """What undoes the rounding, of embeddings that are not in bfloat16."""
+        return float(self._factor)
+
     def __call__(self, tokens: mx.array) -> mx.array:
         embedded: mx.array = self.embedding(tokens)
         return embedded if embedded.dtype == mx.bfloat16 else embedded * self._factor

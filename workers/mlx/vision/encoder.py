@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.runner import NotFiniteError
+from workers.errors import LoadRefused
 from workers.mlx.vision.tower import Attended, MlxVisionTower
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.patches import ImagePatches
@@ -50,14 +51,27 @@ class MlxTower:
         """The description of the tower."""
         return self.tower.config
 
+    def choose_width(self, asked: int) -> int:
+        """Return the width of rows in prompts, beside those that requests give if `asked` is not 0. Raises
+        `LoadRefused` if these have another width."""
+        width = self.config.width
+        if asked not in (0, width):
+            raise LoadRefused(
+                f"embeddings: rows of {asked} numbers, those of images have {width} in {self.config.family}: leave it "
+                "out, or leave out its vision tower by --no-vision"
+            )
+        return width
+
 
 class MlxVisionEncoder:
     """Implements `VisionEncoder`. Owns the tower."""
 
-    def __init__(self, loaded: MlxTower, owned: Callable[[], AbstractContextManager[None]]) -> None:
-        """Computes while `owned` is entered."""
+    def __init__(self, loaded: MlxTower, owned: Callable[[], AbstractContextManager[None]], scale: float = 1.0) -> None:
+        """Computes while `owned` is entered. `scale` is what the language model multiplies embeddings by: rows of
+        images are divided by it, so that they stand for rows of its table as those of requests do."""
         self._loaded = loaded
         self._owned = owned
+        self._scale = scale
         self._open: set[MlxImageEncoding] = set()
 
     @property
@@ -83,7 +97,7 @@ class MlxVisionEncoder:
         if config.full_layers is not None and image.windows is None:
             raise ValueError("windows: the tower has layers that attend within windows")
         with self._owned():
-            encoding = MlxImageEncoding(self._loaded, image, self._owned, self._open.discard)
+            encoding = MlxImageEncoding(self._loaded, image, self._owned, self._open.discard, self._scale)
         self._open.add(encoding)
         return encoding
 
@@ -102,9 +116,11 @@ class MlxImageEncoding:
         image: ImagePatches,
         owned: Callable[[], AbstractContextManager[None]],
         closed: Callable[["MlxImageEncoding"], None],
+        scale: float,
     ) -> None:
-        """`closed` is called once."""
+        """`closed` is called by `close`, `scale` as for `MlxVisionEncoder`."""
         self._tower, self._image, self._owned, self._closed = loaded.tower, image, owned, closed
+        self._scale = np.float32(scale)
         self._columns = 1 + len(loaded.config.taps)
         count = len(image.values)
         rows = max(loaded.config.group, loaded.size.rows // loaded.config.group * loaded.config.group)
@@ -148,7 +164,8 @@ class MlxImageEncoding:
         if self._done < len(self._parts):
             raise ValueError(f"parts: {len(self._parts) - self._done} are not computed")
         with self._owned():
-            made = np.concatenate([np.array(mx.concatenate(column)) for column in self._merged], axis=1)
+            columns = [np.array(mx.concatenate(column)) for column in self._merged]
+        made = np.concatenate([columns[0] / self._scale, *columns[1:]], axis=1)
         if not np.isfinite(made).all():
             raise NotFiniteError
         return made if self._image.order is None else np.ascontiguousarray(made[self._image.order])

@@ -1,5 +1,6 @@
 """Gives a language model of mlx-lm what the rows of images need of it."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk
 from workers.mlx.given_rows import GivenColumns, GivenRows
+from workers.mlx.modules.parts import ExactlyScaled
 from workers.mlx.rotary import Rotary, axes_of_angles
 from workers.vision.config import VisionConfig
 
@@ -17,15 +19,19 @@ AXES = 3
 
 
 class ScaledRows(nn.Module):  # type: ignore[misc]
-    """An embedding with the factor that the decoder applies in mlx-lm: rows of images have none."""
+    """An embedding with the factor that the decoder applies in mlx-lm.
 
-    def __init__(self, embedding: nn.Module, scale: Callable[[mx.array], mx.array]) -> None:
+    Rows of images have it in float32: applied behind the rounding to the type of the model, it would round them again.
+    """
+
+    def __init__(self, embedding: nn.Module, scale: float) -> None:
         super().__init__()
         self.embedding = embedding
         self._scale = scale
 
     def __call__(self, tokens: mx.array) -> mx.array:
-        return self._scale(self.embedding(tokens))
+        rows: mx.array = self.embedding(tokens)
+        return rows * self._scale
 
     def as_linear(self, x: mx.array) -> mx.array:
         """Logits of an embedding that is the head as well."""
@@ -46,7 +52,7 @@ class PaddedRows(nn.Module):  # type: ignore[misc]
         return rows
 
 
-def _separate_gemma3(decoder: Any) -> Callable[[mx.array], mx.array]:
+def _separate_gemma3(decoder: Any) -> float:
     scale = decoder.args.hidden_size**0.5
 
     class Unscaled:
@@ -55,15 +61,17 @@ def _separate_gemma3(decoder: Any) -> Callable[[mx.array], mx.array]:
         hidden_size = 1
 
     decoder.args = Unscaled()
-    return lambda rows: rows * mx.array(scale, mx.bfloat16).astype(rows.dtype)
+    rounded: float = mx.array(scale, mx.bfloat16).item()
+    return rounded
 
 
-def _separate_gemma4(decoder: Any) -> Callable[[mx.array], mx.array]:
-    scale, decoder.embed_scale = decoder.embed_scale, 1.0
-    return lambda rows: rows * scale
+def _separate_gemma4(decoder: Any) -> float:
+    scale: float = decoder.embed_scale
+    decoder.embed_scale = 1.0
+    return scale
 
 
-_SEPARATE: Mapping[str, Callable[[Any], Callable[[mx.array], mx.array]]] = {
+_SEPARATE: Mapping[str, Callable[[Any], float]] = {
     "gemma3_text": _separate_gemma3,
     "gemma4_text": _separate_gemma4,
     "gemma4_unified_text": _separate_gemma4,
@@ -71,19 +79,17 @@ _SEPARATE: Mapping[str, Callable[[Any], Callable[[mx.array], mx.array]]] = {
 """Take the factor of embeddings out of a decoder and return it, by family."""
 
 
-def see_images(
-    model: Any, config: ModelConfig, vision: VisionConfig, given: GivenColumns, padding: int | None = None
-) -> None:
+def see_images(model: Any, config: ModelConfig, vision: VisionConfig, given: GivenColumns, padding: int = 0) -> float:
     """Prepare a loaded model for chunks with rows of images: their embeddings, deep stack and positions in three axes.
+    Returns the factor by which it multiplies embeddings, those of images too. The bits of text stay.
 
-    `padding` is the token whose embeddings of layers the rows of images have (Gemma 4). The bits of text stay.
+    `padding` is the token whose embeddings of layers the rows of images have (Gemma 4).
     """
     decoder = model.model
-    if (separate := _SEPARATE.get(config.family)) is not None:
-        decoder.embed_tokens = ScaledRows(decoder.embed_tokens, separate(decoder))
-    decoder.embed_tokens = GivenRows(decoder.embed_tokens, given)
+    factors = _separate_factors(decoder, config)
+    decoder.embed_tokens = GivenRows(decoder.embed_tokens, given, factors)
     if config.per_layer is not None:
-        decoder.embed_tokens_per_layer = PaddedRows(decoder.embed_tokens_per_layer, padding or 0)
+        decoder.embed_tokens_per_layer = PaddedRows(decoder.embed_tokens_per_layer, padding)
     for number in range(len(vision.taps)):
         _add_given(model.layers[number], given, number)
     if vision.mrope:
@@ -92,6 +98,19 @@ def see_images(
             rope = getattr(module, "rope", None)
             if isinstance(rope, Rotary):
                 rope.divide(axes)
+    return math.prod(factors)
+
+
+def _separate_factors(decoder: Any, config: ModelConfig) -> list[float]:
+    """Let the embedding of a decoder apply its factors, and return them in the type of the model."""
+    separate = _SEPARATE.get(config.family)
+    if separate is None:
+        return []
+    embedding, dtype = decoder.embed_tokens, decoder.norm.weight.dtype
+    factors = [embedding.factor] if isinstance(embedding, ExactlyScaled) and dtype != mx.bfloat16 else []
+    scale = separate(decoder)
+    decoder.embed_tokens = ScaledRows(embedding, scale)
+    return [*factors, float(mx.array(scale, dtype).item())]
 
 
 def _add_given(layer: nn.Module, given: GivenColumns, number: int) -> None:
