@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.reference.gemma4_layers import ALL as GEMMA4
+from tests.workers.embeddings_gate import embedding_table, run_embeddings_gate
 from tests.workers.mlx.conftest import Load
 from tests.workers.mlx.vision.random_towers import random_image, random_parameters
 from tests.workers.mlx.vision.test_encoder import CONFIGS, QWEN3, finished
@@ -195,3 +196,10 @@ def test_positions_that_the_model_does_not_have_are_refused(load_with: Any) -> N
     for ends in ((1, 2, 3, 4), (0, 2, 3, 4, 5), (1, 2, 6, 4, 5)):
         with pytest.raises(ValueError, match="ends: give 5, each behind its row and up to 5"):
             gemma.logits(Chunk(0, TEXT[:5], 0, 0, ends=ends))
+
+
+@pytest.mark.exhaustive
+def test_rows_of_requests_stand_for_those_of_the_table(tmp_path: Path, load_with: Any) -> None:
+    """Beside a tower too, in a model that scales its embeddings."""
+    runner, _ = load_with("gemma3", dtype="bfloat16", embeddings=True)
+    run_embeddings_gate(runner, embedding_table(tmp_path / "gemma3"))
