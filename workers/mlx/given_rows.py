@@ -10,7 +10,7 @@ from workers.mlx.modules.parts import ExactlyScaled, Multiplied
 
 
 class GivenColumns:
-    """The given rows of the next forward, cut into columns of the hidden size: embeddings, then what is added to the
+    """The given rows of the next forward, split into columns of the hidden size: embeddings, then what is added to the
     output of each of the first layers (deep stack)."""
 
     def __init__(self, hidden: int) -> None:

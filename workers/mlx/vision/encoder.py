@@ -28,7 +28,7 @@ class MlxPartSize:
     """Bounds of a part. They depend on the device alone, so that the bits of an image do not change."""
 
     rows: int
-    """Patches of a block, the least that is computed at once."""
+    """Patches of a block: a part has one at least."""
     operations: float
     """Multiplications and additions, of which a part has no more if it has more than one block."""
 

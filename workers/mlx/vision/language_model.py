@@ -61,8 +61,7 @@ def _separate_gemma3(decoder: Any) -> float:
         hidden_size = 1
 
     decoder.args = Unscaled()
-    rounded: float = mx.array(scale, mx.bfloat16).item()
-    return rounded
+    return _rounded(scale, mx.bfloat16)
 
 
 def _separate_gemma4(decoder: Any) -> float:
@@ -110,7 +109,11 @@ def _separate_factors(decoder: Any, config: ModelConfig) -> list[float]:
     factors = [embedding.factor] if isinstance(embedding, ExactlyScaled) and dtype != mx.bfloat16 else []
     scale = separate(decoder)
     decoder.embed_tokens = ScaledRows(embedding, scale)
-    return [*factors, float(mx.array(scale, dtype).item())]
+    return [*factors, _rounded(scale, dtype)]
+
+
+def _rounded(value: float, dtype: mx.Dtype) -> float:
+    return float(np.array(mx.array(value, dtype).astype(mx.float32)))
 
 
 def _add_given(layer: nn.Module, given: GivenColumns, number: int) -> None:

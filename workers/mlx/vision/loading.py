@@ -23,8 +23,8 @@ from workers.vision.tower import find_tower
 GPU_PART = MlxPartSize(1024, 5e10)
 CPU_PART = MlxPartSize(256, 1e10)
 REFERENCE_BLAS_PART = MlxPartSize(32, 5e8)
-"""On a CPU under Linux, whose wheel of MLX has the reference BLAS: about a tenth of a second. numpy would multiply 14 times
-as fast, but its bits depend on its threads, and those of an image must be the same in every worker."""
+"""On a CPU under Linux, whose wheel of MLX has the reference BLAS: about a tenth of a second. numpy would multiply 14
+times as fast, but its bits depend on its threads, and those of an image must be the same in every worker."""
 
 
 def tower_of(

@@ -79,7 +79,7 @@ def prompt_of(runner: Runner, config: VisionConfig, seed: int = 0) -> Chunk:
 
 
 def parts_of(chunk: Chunk, slot: int, lengths: Sequence[int]) -> list[Chunk]:
-    """The chunk cut into others, for another slot. Those of text have no axes: their positions are plain."""
+    """The chunk divided into others, for another slot. Those of text have no axes: their positions are plain."""
     parts, at = [], 0
     for length in lengths:
         part = structs.replace(chunk.part(at, length), slot=slot)
@@ -106,12 +106,12 @@ def test_rows_are_exact_in_any_chunks_and_beside_others(name: str, load_with: An
     np.testing.assert_array_equal(*text)
     assert (whole[:BEFORE] == text[0][:BEFORE]).all()
     assert (whole[BEFORE:] != text[0][BEFORE:]).any(axis=1).all()
-    cuts = [(BEFORE, IMAGE, 1, AFTER - 1), (4, BEFORE + IMAGE + 3 - 4, AFTER - 3), (BEFORE, IMAGE + 2, *(1,) * 10)]
+    divisions = [(BEFORE, IMAGE, 1, AFTER - 1), (4, BEFORE + IMAGE + 3 - 4, AFTER - 3), (BEFORE, IMAGE + 2, *(1,) * 10)]
     if not runner.capabilities.bidirectional_images:
-        cuts += [(BEFORE + 2, 1, IMAGE, AFTER - 3), (1,) * LENGTH]
-    for cut in cuts:
+        divisions += [(BEFORE + 2, 1, IMAGE, AFTER - 3), (1,) * LENGTH]
+    for lengths in divisions:
         runner.reset(2)
-        made = [runner.logits(part) for part in parts_of(chunk, 2, cut)]
+        made = [runner.logits(part) for part in parts_of(chunk, 2, lengths)]
         np.testing.assert_array_equal(np.concatenate(made), whole)
     expected = [int(row.argmax()) for row in whole]
     runner.reset(0)
