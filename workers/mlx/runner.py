@@ -40,6 +40,7 @@ from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.given_rows import GivenColumns, GivenRows
+from workers.mlx.hybrid.rollback import rollback_rows
 from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache, RowShape
 from workers.mlx.modules.parts import cast_parameters
@@ -101,7 +102,8 @@ class MlxRunner:
         self._kv_bits = level_bits(kv_dtype)
         dtype = mx.int8 if self._kv_bits else getattr(mx, capabilities.dtype)
         self._kv = KvCache(_row_shapes(config, dtype.size, kv_dtype), capabilities.slots, dtype)
-        self._recurrent = RecurrentStates(config, capabilities.slots, getattr(mx, capabilities.dtype))
+        kind, keeps = getattr(mx, capabilities.dtype), capabilities.rollback_rows > 0
+        self._recurrent = RecurrentStates(config, capabilities.slots, kind, keeps=keeps)
         self._states = SlotStates(capabilities)
         self._cpu = device.type == mx.cpu
         self._in_order = adds_in_order(device)
@@ -152,7 +154,10 @@ class MlxRunner:
         held = weights + (0 if vision is None else vision.nbytes)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
         state_bytes = RecurrentStates(config, 1, getattr(mx, kind)).slot_bytes if config.state_layers else 0
-        states = options.slots * state_bytes
+        verifies = verifies_drafts(name)
+        rollback = rollback_rows(config) if verifies and config.state_layers else 0
+        # Those before the rows of a step beside those of the slots.
+        states = state_bytes * (options.slots + (options.slots + DRAFTED_ROWS if rollback else 0))
         needed = Needed.of(held, row_bytes, options.slots, context, options.kv_bytes, later, options.workers, states)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
@@ -183,7 +188,7 @@ class MlxRunner:
             # On a CPU, as the gate tests: under Linux MLX adds one term after the other there. Kernels of other devices
             # change with the number of rows.
             exact_rows=name == "cpu",
-            decode_rows=options.slots + DRAFTED_ROWS if verifies_drafts(name) and not state_bytes else 0,
+            decode_rows=options.slots + DRAFTED_ROWS if verifies and (rollback or not state_bytes) else 0,
             row_bytes=row_bytes,
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
@@ -193,6 +198,7 @@ class MlxRunner:
             ),
             embedding_width=width,
             state_bytes=state_bytes,
+            rollback_rows=rollback,
             bidirectional_images=tower is not None and tower.config.bidirectional != "none",
         )
         return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention, tower=tower)
@@ -311,16 +317,20 @@ class MlxRunner:
 
     def _copy_state(self, source: int, target: int, length: int, written: int) -> None:
         """Copy the recurrent state, if it goes along with so many of the `written` rows."""
-        goes_along = self._states.copied(source, target, length, written) is not None
-        if goes_along and source != target:
+        back = self._states.copied(source, target, length, written)
+        if back:
+            self._recurrent.take_back(source, back, target)
+            self._recurrent.forget(target)
+        elif back is not None and source != target:
             self._recurrent.copy(source, target)
         elif not length:
             self._recurrent.reset(target)
 
     def read_state(self, slot: int, length: int | None = None) -> bytes:
         with self._owned():
-            self._states.check_read(slot, 0 if length is None else self._kv.lengths[slot] - length)
-            return self._recurrent.read(slot)
+            back = 0 if length is None else self._kv.lengths[slot] - length
+            self._states.check_read(slot, back)
+            return self._recurrent.read(slot, back)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
         with self._owned():
@@ -395,13 +405,19 @@ class MlxRunner:
         yet evaluated. `queries` as in `_hidden`."""
         check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
         check_image_rows(self._seen, chunks)
-        self._states.check_call(self._kv.lengths, chunks, decode=False)
+        self._states.check_call(self._kv.lengths, chunks, decode=not prompt)
+        if self.capabilities.state_bytes:
+            self._take_back(chunks)
+            self._recurrent.step(chunks, decode=not prompt)
         self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
         groups, order = self._grouped(chunks)
-        hidden = self._hidden([chunks[index] for index in order], groups, queries)
+        hidden = self._hidden([chunks[index] for index in order], groups, queries, decode=not prompt)
         for chunk in chunks:
             self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
-            self._states.prefilled(chunk.slot)
+            if prompt:
+                self._states.prefilled(chunk.slot)
+            else:
+                self._states.decoded(chunk.slot, len(chunk.tokens))
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
@@ -413,6 +429,12 @@ class MlxRunner:
                 if chunk.positions is not None or chunk.axes is not None or has_rows(chunk.tokens):
                     self._mtp.rows.forget(chunk.slot)
         return hidden
+
+    def _take_back(self, chunks: Sequence[Chunk]) -> None:
+        """Give slots the states before rows that are computed again."""
+        for chunk in chunks:
+            if back := self._kv.lengths[chunk.slot] - chunk.start:
+                self._recurrent.take_back(chunk.slot, back)
 
     def _grouped(self, chunks: Sequence[Chunk]) -> tuple[list[AttentionGroup], list[int]]:
         """Return the groups of chunks that attend together, and the indices of the chunks in their order."""
@@ -452,7 +474,12 @@ class MlxRunner:
         return _as_given(out[:, 0], chunks, order)
 
     def _hidden(
-        self, chunks: Sequence[Chunk], groups: Sequence[AttentionGroup], queries: list[mx.array] | None = None
+        self,
+        chunks: Sequence[Chunk],
+        groups: Sequence[AttentionGroup],
+        queries: list[mx.array] | None = None,
+        *,
+        decode: bool = False,
     ) -> mx.array:
         """Write the KV of chunks in the order of their groups, and return their last hidden states. `queries` is given
         those of each layer."""
@@ -469,7 +496,7 @@ class MlxRunner:
                 to_ends=self._sees_images_whole(layer.window),
             )
             if layer.kind == "attention"
-            else StateCache(self._recurrent.parts[self._config.state_index(number)], chunks)
+            else StateCache(self._recurrent, self._config.state_index(number), chunks, decode=decode)
             for number, layer in enumerate(self._config.plan)
             if layer.kind != "none"
         ]
