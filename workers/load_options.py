@@ -60,7 +60,7 @@ class LoadOptions:
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
     vision: bool = True
-    """The vision tower of the checkpoint is loaded, if it has one."""
+    """Load the vision tower of a model that has one, for images in prompts."""
     attention: bool = False
     """The queries and keys of the model can be read: what scores the prompts of another one needs them."""
     workers: int = 1
