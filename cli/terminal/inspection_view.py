@@ -9,13 +9,14 @@ from workers.inspection.description import Description
 from workers.inspection.inspection import BackendSupport, Inspection
 from workers.inspection.memory_figures import MemoryFigures
 from workers.inspection.tensor_map import StoredTensor, TensorMap
+from workers.inspection.tower_view import TowerView
 
 STYLES = {"batched": "[green]served[/], in batches", "alone": "[yellow]served[/], one request at a time"}
 
 
 def show_inspection(found: Inspection, console: Console, *, tensors: bool) -> None:
     """Print what is known of a checkpoint; with `tensors` each of them, and otherwise a summary."""
-    console.print(_description(found.path, found.description))
+    console.print(_description(found.path, found.description, found.vision))
     console.print(_backends(found.backends))
     for each in found.backends:
         if each.problem:
@@ -31,7 +32,7 @@ def show_inspection(found: Inspection, console: Console, *, tensors: bool) -> No
         console.print(_kv(found.memory))
 
 
-def _description(path: str, found: Description) -> Table:
+def _description(path: str, found: Description, vision: TowerView) -> Table:
     table = Table(title="Checkpoint", title_justify="left", show_header=False)
     heads = f"{found.heads}, {found.kv_heads} with keys and values"
     rows = (
@@ -46,6 +47,7 @@ def _description(path: str, found: Description) -> Table:
         ("vocabulary", str(found.vocabulary or "")),
         ("tokenizer", found.tokenizer or "none: requests and answers are token ids"),
         ("chat template", "yes" if found.chat_template else "no"),
+        ("images", _images(vision)),
         ("files", found.format),
         ("quantization", found.quantization or "none"),
         ("number type", found.dtype),
@@ -54,6 +56,12 @@ def _description(path: str, found: Description) -> Table:
         if text:
             table.add_row(name, escape(text))
     return table
+
+
+def _images(found: TowerView) -> str:
+    if found.problem:
+        return f"not taken: {found.problem}"
+    return f"{found.tower}; {found.parameters:,} parameters; {found.image_tokens} tokens for 1024 x 1024 pixels"
 
 
 def _backends(supports: tuple[BackendSupport, ...]) -> Table:

@@ -69,12 +69,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral3-ministral3": ("Mistral3", SIGLIP | {"text_config": MINISTRAL, "tie_word_embeddings": False}),
     "mistral3-mistral": ("Mistral3", SIGLIP | {"text_config": MISTRAL, "tie_word_embeddings": False}),
+    "lfm2_vl": (
+        "Lfm2Vl",
+        {
+            "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+            "vision_config": VISION | {"model_type": "siglip2_vision_model", "num_patches": 4},
+        },
+    ),
     "qwen2_5_vl": ("Qwen2_5_VL", {"text_config": QWEN, "vision_config": QWEN_VISION}),
     "qwen3_vl": (
         "Qwen3VL",
         {
             "text_config": QWEN,
             "vision_config": QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        },
+    ),
+    "smolvlm": (
+        "SmolVLM",
+        {
+            "text_config": TEXT | {"model_type": "llama"},
+            "vision_config": VISION | {"image_size": 28, "patch_size": 14},
+            "image_token_id": 511,
         },
     ),
 }
@@ -88,8 +103,9 @@ def make_model(torch: Any, case: str) -> Any:
     config = getattr(transformers, f"{name}Config")(**fields)
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    language_model = model.model.text_model if case == "smolvlm" else model.model.language_model
     with torch.no_grad():
-        for part in (model.model.language_model, model.lm_head):
+        for part in (language_model, model.lm_head):
             for parameter in part.parameters():
                 if parameter.ndim == 1:
                     parameter.add_(torch.randn_like(parameter), alpha=0.1)

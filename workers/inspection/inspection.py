@@ -15,6 +15,7 @@ from workers.inspection.description import Description
 from workers.inspection.memory_figures import MemoryFigures
 from workers.inspection.servable import Servable
 from workers.inspection.tensor_map import TensorMap
+from workers.inspection.tower_view import TowerView, map_tower
 from workers.process.backends import served_config
 from workers.process.spec import WorkerSpec
 
@@ -56,6 +57,7 @@ class Inspection:
     """None if the files cannot be read; the backends then have the reason."""
     memory: MemoryFigures | None
     """On the first backend that serves it."""
+    vision: TowerView
 
     @property
     def served(self) -> bool:
@@ -79,7 +81,8 @@ class Inspection:
         memory = None
         if supports[served].mode != "refused" and config is not None:
             memory = MemoryFigures.of(specs[served], supports[served].backend, config)
-        return cls(str(path), Description.of(path, fields, config), tuple(supports), mapped, memory)
+        description, vision = Description.of(path, fields, config), TowerView.of(path)
+        return cls(str(path), description, tuple(supports), mapped, memory, vision)
 
 
 def _support(spec: WorkerSpec) -> BackendSupport:
@@ -110,6 +113,7 @@ def _config(spec: WorkerSpec) -> ModelConfig | LoneConfig | None:
 
 def _map(path: Path, config: ModelConfig | LoneConfig | None, problem: str) -> TensorMap | None:
     try:
-        return TensorMap.of(path, config, problem)
+        mapped = TensorMap.of(path, config, problem)
     except CheckpointError:
         return None
+    return map_tower(path, mapped) if isinstance(config, ModelConfig) else mapped

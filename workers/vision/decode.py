@@ -1,7 +1,7 @@
 """Decoding of image files by Pillow, within bounds.
 
 Only the format that the request names is decoded, and no pixel before the sides in the file are those that the gateway
-read of its header. A picture takes at most 12 bytes of memory per pixel while it is decoded.
+read of its header. A picture takes at most `PIXEL_BYTES` of memory per pixel while it is decoded.
 """
 
 import io
@@ -14,6 +14,8 @@ from protocol.bounds import MAX_IMAGE_PIXELS, MAX_IMAGE_SIDE
 from protocol.request import Image
 from workers.vision.image_refused import ImageRefused
 
+PIXEL_BYTES = 24
+"""Bytes of memory per pixel: WebP with transparency takes about 21, other formats up to 13."""
 MAX_SCANS = 100
 """Scans of a JPEG, each of which is a pass over all pixels: progressive ones have about ten."""
 STRIP = 256

@@ -1,4 +1,4 @@
-"""What the host computes of the places of patches: the rows of position tables, and the angles of RoPE."""
+"""Rows of position tables and angles of RoPE, which the host computes of the places of patches."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,9 +35,8 @@ def added(config: VisionConfig, parameters: Mapping[str, NDArray[Any]], patches:
         return np.ascontiguousarray(resized[rows, columns], np.float32)
     if patches.grid[0] > height or patches.grid[1] > width:
         raise ValueError(f"an image of {patches.grid} patches is larger than the table of {config.table} positions")
-    if config.table_kind == "axes":
-        return table[0][rows] + table[1][columns]
-    return table[rows * width + columns]
+    found: Floats = table[rows * width + columns] if table.ndim == 2 else table[0][rows] + table[1][columns]
+    return found
 
 
 def angles(config: VisionConfig, patches: ImagePatches) -> Floats | None:
@@ -54,7 +53,7 @@ def angles(config: VisionConfig, patches: ImagePatches) -> Floats | None:
 
 
 Taps = tuple[NDArray[np.int64], NDArray[np.int64], Floats]
-"""Of each patch: the position before it, the one behind it, and the weight of the latter."""
+"""The position before each patch, the one behind it, and the weight of the latter."""
 
 
 def _bilinear(place: NDArray[np.int32], size: int, side: int) -> Taps:
@@ -82,4 +81,5 @@ def _resampling(side: int, size: int) -> Floats:
     centre = (np.arange(size) + 0.5) * scale
     distance = np.abs(np.arange(side)[None] + 0.5 - centre[:, None]) / support
     weights = np.maximum(0.0, 1.0 - distance)
-    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    normalized: Floats = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    return normalized

@@ -13,8 +13,8 @@ from workers.vision.config import VisionConfig
 from workers.vision.decode import decode, upright_size
 from workers.vision.patches import ImagePatches
 from workers.vision.preparation.preparer import Preparer
-from workers.vision.preparation.settings import Settings
-from workers.vision.tower import Tower, find_tower
+from workers.vision.preparation.settings import PreparationSettings
+from workers.vision.tower import VisionTower, find_tower
 
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"
@@ -53,10 +53,10 @@ class ImageProcessor:
         return None if tower is None else cls.of_tower(tower)
 
     @classmethod
-    def of_tower(cls, tower: Tower) -> "ImageProcessor":
+    def of_tower(cls, tower: VisionTower) -> "ImageProcessor":
         """Read the preprocessing of a checkpoint with a tower. Raises `CheckpointError`."""
         path = tower.path
-        settings = Settings(_preprocessor(path), tower.fields, tower.config, _added_tokens(path))
+        settings = PreparationSettings(_preprocessor(path), tower.fields, tower.config, _added_tokens(path))
         preparer = tower.family.prepare(settings)
         return cls(tower.config, preparer, settings.image_id(), config_digest(path))
 
@@ -92,7 +92,7 @@ class ImageProcessor:
             digest = hashlib.blake2b(self._digest, digest_size=16)
             digest.update(f"{tile.width}x{tile.height} {self.config.family}".encode())
             digest.update(tile.tobytes())
-            parts.append(preparer.layout.split(preparer.values.of(tile), digest.digest()))
+            parts.append(preparer.layout.split(tile, preparer.values, digest.digest()))
         return PreparedImage(plan.text, tuple(parts))
 
 
@@ -107,7 +107,9 @@ def _preprocessor(path: Path) -> Fields:
     values = find_document(path, PREPROCESSOR)
     if values is None:
         raise CheckpointError(
-            path / PREPROCESSOR, "", "there is no such file, which images need: add it, or leave out vision"
+            path / PREPROCESSOR,
+            "",
+            "there is no such file, which images need: add it, or serve text alone with --no-vision",
         )
     return Fields(path / PREPROCESSOR, values)
 

@@ -8,6 +8,7 @@ from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import WRAPPERS
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.gguf.find import gguf_path
+from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.weight_files import WeightFiles
 from workers.vision.config import VisionConfig
 from workers.vision.families.family import VisionFamily
@@ -16,7 +17,7 @@ from workers.vision.weights import VisionWeights
 
 
 @dataclass(frozen=True, slots=True)
-class Tower:
+class VisionTower:
     """The vision tower of a checkpoint."""
 
     path: Path
@@ -30,13 +31,13 @@ class Tower:
         return VisionWeights(self.path, self.family, self.config)
 
 
-def find_tower(path: Path) -> Tower | None:
+def find_tower(path: Path) -> VisionTower | None:
     """Find the vision tower of a checkpoint; None without one that is supported, as `no_images` explains.
 
     Raises `CheckpointError` for a config.json that cannot be read or has unsupported values.
     """
     found = _find(path)
-    return found if isinstance(found, Tower) else None
+    return found if isinstance(found, VisionTower) else None
 
 
 def no_images(path: Path) -> str:
@@ -46,7 +47,7 @@ def no_images(path: Path) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _find(path: Path) -> Tower | str:
+def _find(path: Path) -> VisionTower | str:
     """Return the tower, or why there is none."""
     if gguf_path(path) is not None:
         return "vision towers of GGUF files are not read: take the checkpoint in Hugging Face layout"
@@ -62,7 +63,11 @@ def _find(path: Path) -> Tower | str:
     stored = WeightFiles(path).locate()
     if not any(tensor.startswith(tuple(family.prefixes)) for tensor in stored):
         return "the checkpoint has the language model's tensors alone, without those of its vision tower"
-    config = family.read(fields, ModelConfig.from_dir(path))
+    try:
+        model = ModelConfig.from_dir(path)
+    except CheckpointError as error:
+        return f"the language model is not described, without which no tower is read: {error}"
+    config = family.read(fields, model)
     if config is None:
         return "config.json describes no vision tower: vision_config is null"
-    return Tower(path, family, fields, config)
+    return VisionTower(path, family, fields, config)

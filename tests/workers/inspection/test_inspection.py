@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from tests.checkpoints import make_checkpoint
+from tests.vision_checkpoints import make_vision_description
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from workers.checkpoints.json_files import CheckpointError
 from workers.inspection.inspection import Inspection
@@ -68,6 +69,22 @@ def test_each_tensor_has_its_place(tmp_path: Path) -> None:
     assert found.tensors is not None
     assert ("qkv", "F32", 6) in found.tensors.groups()
     assert found.tensors.counts() == {"read": len(load_file(tmp_path / "model.safetensors"))}
+
+
+def test_images_of_a_model_with_a_tower(tmp_path: Path) -> None:
+    path = make_vision_description(tmp_path / "qwen", "qwen3_vl")
+    vision = inspect(path).vision
+    assert (vision.image_tokens, vision.problem) == (121, "")
+    assert vision.tower.startswith("3 layers, 2 of them merged for the language model's first layers; hidden size 32;")
+    assert inspect(make_checkpoint(tmp_path / "llama")).vision.problem == "the model has no vision tower"
+    settings = path / "preprocessor_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"resample": 9}))
+    found = inspect(path)
+    assert "resample: 9 is not supported" in found.vision.problem
+    assert found.tensors is not None
+    missing = {each.name: each.to for each in found.tensors.tensors if each.use == "missing"}
+    assert missing["blocks.1.attn.qkv.bias"] == ("1.vision q bias", "1.vision k bias", "1.vision v bias")
+    assert missing["deepstack_merger_list.0.norm.weight"] == ("0.vision taps norm",)
 
 
 def test_memory_is_that_of_each_precision(tmp_path: Path) -> None:

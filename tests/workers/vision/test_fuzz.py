@@ -9,10 +9,11 @@ import zlib
 
 import pytest
 from msgspec.structs import replace
+from PIL import Image as Pillow
 
 from protocol.request import Image, ImageFormat
 from tests.workers.vision.image_files import as_file, picture
-from workers.vision.decode import decode, upright_size
+from workers.vision.decode import PIXEL_BYTES, decode, upright_size
 from workers.vision.image_refused import ImageRefused
 
 FORMATS: tuple[ImageFormat, ...] = ("gif", "jpeg", "png", "webp")
@@ -21,13 +22,15 @@ SECONDS = 1.0
 MEMORY = 128 << 20
 """Address space beyond that of the process, for files of that size."""
 MANY = 2000
+LARGE = (4000, 2500)
+"""Sides of an image whose memory is measured."""
 
 
 def mutants(format: ImageFormat, count: int) -> list[Image]:
     """Return files with changed, removed, repeated and random bytes."""
     rng = random.Random(f"{format} {count}")
     sources = [as_file(picture(96, 64, mode), format) for mode in ("RGB", "L")]
-    sources.append(as_file(picture(96, 64), format, **({"progressive": True} if format == "jpeg" else {})))
+    sources.append(as_file(picture(96, 64), format, progressive=format == "jpeg"))
     made = []
     for number in range(count):
         source = sources[number % len(sources)]
@@ -90,14 +93,26 @@ def test_many_mutated_files_in_bounded_memory(format: ImageFormat) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-m", __name__, format, str(MANY)], check=True, timeout=100)
 
 
-def main(format: ImageFormat, count: int) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_large_image_takes_the_stated_memory(format: ImageFormat) -> None:
+    subprocess.run([sys.executable, "-m", __name__, format], check=True, timeout=100)
+
+
+def main(format: ImageFormat, count: int = 0) -> None:
+    """Decode so many mutated files in `MEMORY`; without a number, a large image in the stated memory."""
+    large = as_file(Pillow.new("RGB" if format in ("jpeg", "gif") else "RGBA", LARGE), format)
+    decode(as_file(picture(96, 64), format))
     files = mutants(format, count)
     with open("/proc/self/statm") as stream:
         size = int(stream.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
-    decoded = sum(check(each) for each in files)
-    print(f"{format}: {decoded} of {count} decoded")
+    bound = size + (MEMORY if count else PIXEL_BYTES * large.width * large.height)
+    resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    if count:
+        print(f"{format}: {sum(check(each) for each in files)} of {count} decoded")
+    else:
+        decode(large)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))  # type: ignore[arg-type]
+    main(sys.argv[1], *map(int, sys.argv[2:]))  # type: ignore[arg-type]

@@ -32,8 +32,8 @@ LLAVA_AROUND = ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.m
 QWEN = {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head."}
 QWEN_AROUND = ("model.visual.", "visual.", "vision_tower.")
 QWEN_VL = QWEN | {name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")}
-IDEFICS3 = {"model.text_model.": "model.", "lm_head.": "lm_head."}
-IDEFICS3_AROUND = ("model.vision_model.", "model.connector.")
+IDEFICS3 = {"model.text_model.": "model.", "language_model.": "", "lm_head.": "lm_head."}
+IDEFICS3_AROUND = ("model.vision_model.", "model.connector.", "vision_model.", "connector.")
 GEMMA4_PARTS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
 WRAPPERS: Mapping[str, Wrapper] = {
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "gemma3_text"}, LLAVA, LLAVA_AROUND),

@@ -11,7 +11,7 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import Fields
 from workers.vision.config import Activation, VisionConfig
 from workers.vision.preparation.preparer import Preparer
-from workers.vision.preparation.settings import Settings
+from workers.vision.preparation.settings import PreparationSettings
 
 Array = NDArray[Any]
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ParameterSource:
     """The place of a parameter in a checkpoint."""
 
     tensors: tuple[str, ...]
@@ -33,13 +33,13 @@ class Source:
     """Makes the parameter of the tensors; None if it is the only one, unchanged."""
 
 
-Sources = dict[str, Source]
+Sources = dict[str, ParameterSource]
 """By the canonical names of parameters (`workers.vision.config`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """What a family's towers have in common."""
+    """The properties of a family's towers."""
 
     prefixes: Mapping[str, str]
     """Prefixes of the tower's tensors, with those that `sources` has: as `Wrapper.inside`, the longer ones first."""
@@ -47,7 +47,7 @@ class VisionFamily:
     """Reads config.json, whose language model is described by the second argument; None if there is no tower. Raises
     `CheckpointError`."""
     sources: Callable[[VisionConfig], Sources]
-    prepare: Callable[[Settings], Preparer]
+    prepare: Callable[[PreparationSettings], Preparer]
     """Reads the preprocessing. Raises `CheckpointError`."""
 
 
@@ -77,7 +77,7 @@ def head_size(fields: Fields, name: str, hidden: int, heads: int) -> int:
 def renamed(names: Mapping[str, str], *, biased: bool = True) -> Sources:
     """Return the sources of modules that have other names, for their weights and, if `biased`, their biases."""
     endings = (".weight", ".bias") if biased else (".weight",)
-    return {module + end: Source((stored + end,)) for module, stored in names.items() for end in endings}
+    return {module + end: ParameterSource((stored + end,)) for module, stored in names.items() for end in endings}
 
 
 def third(index: int) -> Callable[[Array], Array]:
@@ -89,14 +89,14 @@ def third(index: int) -> Callable[[Array], Array]:
     return take
 
 
-def ones(size: int) -> Source:
+def ones(size: int) -> ParameterSource:
     """The weights of a norm that has none."""
-    return Source((), lambda: np.ones(size, np.float32))
+    return ParameterSource((), lambda: np.ones(size, np.float32))
 
 
-def zeros(size: int) -> Source:
+def zeros(size: int) -> ParameterSource:
     """A bias that the checkpoint lacks."""
-    return Source((), lambda: np.zeros(size, np.float32))
+    return ParameterSource((), lambda: np.zeros(size, np.float32))
 
 
 def flat_kernel(tensor: Array) -> Array:

@@ -5,7 +5,7 @@ import numpy as np
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, VisionConfig
-from workers.vision.families.family import Array, Source, Sources, VisionFamily, activation, ones
+from workers.vision.families.family import Array, ParameterSource, Sources, VisionFamily, activation, ones
 from workers.vision.preparation.gemma4 import Gemma4Preparer
 
 MATRICES = {
@@ -76,24 +76,24 @@ def _read(fields: Fields, model: ModelConfig) -> VisionConfig | None:
 def _sources(config: VisionConfig) -> Sources:
     rotated, swapped = lambda tensor: _lanes(tensor, config.head_dim), lambda tensor: tensor[::-1]
     found: Sources = {
-        "patch.weight": Source(("tower.patch_embedder.input_proj.weight",)),
-        "positions.weight": Source(("tower.patch_embedder.position_embedding_table",), swapped),
+        "patch.weight": ParameterSource(("tower.patch_embedder.input_proj.weight",)),
+        "positions.weight": ParameterSource(("tower.patch_embedder.position_embedding_table",), swapped),
         "merger.norm.weight": ones(config.hidden),
-        "merger.down.weight": Source(("embedder.embedding_projection.weight",)),
+        "merger.down.weight": ParameterSource(("embedder.embedding_projection.weight",)),
     }
     if config.standardize:
-        found |= {f"standard.{name}": Source((f"tower.std_{name}",)) for name in ("bias", "scale")}
+        found |= {f"standard.{name}": ParameterSource((f"tower.std_{name}",)) for name in ("bias", "scale")}
     for layer in range(config.layers):
         own, stored = f"layers.{layer}", f"tower.encoder.layers.{layer}"
-        found |= {f"{own}.{name}.weight": Source((f"{stored}.{each}.weight",)) for name, each in NORMS.items()}
+        found |= {f"{own}.{name}.weight": ParameterSource((f"{stored}.{each}.weight",)) for name, each in NORMS.items()}
         for name, each in MATRICES.items():
             change = rotated if name in ("q", "k") else None
-            found[f"{own}.{name}.weight"] = Source((f"{stored}.{each}.linear.weight",), change)
+            found[f"{own}.{name}.weight"] = ParameterSource((f"{stored}.{each}.linear.weight",), change)
             if config.clipped:
                 ranges = tuple(f"{stored}.{each}.{end}" for end in RANGES)
-                found[f"{own}.{name}.clip"] = Source(ranges, _stacked)
+                found[f"{own}.{name}.clip"] = ParameterSource(ranges, _stacked)
         for name in ("q_norm", "k_norm"):
-            found[f"{own}.{name}.weight"] = Source((f"{stored}.self_attn.{name}.weight",), rotated)
+            found[f"{own}.{name}.weight"] = ParameterSource((f"{stored}.self_attn.{name}.weight",), rotated)
     return found
 
 

@@ -6,7 +6,7 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.families.family import (
-    Source,
+    ParameterSource,
     Sources,
     VisionFamily,
     activation,
@@ -139,8 +139,8 @@ def _output(vision: Fields, name: str, model: ModelConfig) -> int:
 def _layers(vision: Fields, name: str, depth: int) -> tuple[int, ...]:
     """Read a list of layers in rising order."""
     value = vision.get(name, [])
-    numbers = isinstance(value, list) and all(isinstance(each, int) and 0 <= each < depth for each in value)
-    if not numbers or value != sorted(set(value)):
+    valid = isinstance(value, list) and all(isinstance(each, int) and 0 <= each < depth for each in value)
+    if not valid or value != sorted(set(value)):
         raise vision.error(name, f"is not a list of layers from 0 to {depth - 1}, in rising order")
     return tuple(value)
 
@@ -162,7 +162,7 @@ def _sections(fields: Fields) -> tuple[int, ...]:
 
 
 def _block_sources(config: VisionConfig, mlp: dict[str, str]) -> Sources:
-    found: Sources = {"patch.weight": Source(("patch_embed.proj.weight",), flat_kernel)}
+    found: Sources = {"patch.weight": ParameterSource(("patch_embed.proj.weight",), flat_kernel)}
     for layer in range(config.layers):
         own, stored = f"layers.{layer}", f"blocks.{layer}"
         norms = {f"{own}.{name}": f"{stored}.{name}" for name in ("norm1", "norm2")}
@@ -171,13 +171,16 @@ def _block_sources(config: VisionConfig, mlp: dict[str, str]) -> Sources:
         found |= renamed({f"{own}.{name}": f"{stored}.mlp.{each}" for name, each in mlp.items()})
         for index, name in enumerate("qkv"):
             for end in ("weight", "bias"):
-                found[f"{own}.{name}.{end}"] = Source((f"{stored}.attn.qkv.{end}",), third(index))
+                found[f"{own}.{name}.{end}"] = ParameterSource((f"{stored}.attn.qkv.{end}",), third(index))
     return found
 
 
 def _sources_qwen3(config: VisionConfig) -> Sources:
     found = _block_sources(config, {"up": "linear_fc1", "down": "linear_fc2"})
-    found |= {"patch.bias": Source(("patch_embed.proj.bias",)), "positions.weight": Source(("pos_embed.weight",))}
+    found |= {
+        "patch.bias": ParameterSource(("patch_embed.proj.bias",)),
+        "positions.weight": ParameterSource(("pos_embed.weight",)),
+    }
     mergers = {"merger": "merger"} | {f"taps.{tap}": f"deepstack_merger_list.{tap}" for tap in range(len(config.taps))}
     for own, stored in mergers.items():
         parts = {"norm": "norm", "up": "linear_fc1", "down": "linear_fc2"}

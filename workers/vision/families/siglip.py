@@ -11,7 +11,7 @@ from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.families.family import (
     Array,
-    Source,
+    ParameterSource,
     Sources,
     VisionFamily,
     activation,
@@ -72,9 +72,9 @@ def _tower(
 
 def _sources(config: VisionConfig) -> Sources:
     found = renamed({"norm": "tower.post_layernorm"})
-    found["patch.weight"] = Source(("tower.embeddings.patch_embedding.weight",), flat_kernel)
-    found["patch.bias"] = Source(("tower.embeddings.patch_embedding.bias",))
-    found["positions.weight"] = Source(("tower.embeddings.position_embedding.weight",))
+    found["patch.weight"] = ParameterSource(("tower.embeddings.patch_embedding.weight",), flat_kernel)
+    found["patch.bias"] = ParameterSource(("tower.embeddings.patch_embedding.bias",))
+    found["positions.weight"] = ParameterSource(("tower.embeddings.position_embedding.weight",))
     for layer in range(config.layers):
         stored = f"tower.encoder.layers.{layer}"
         found |= renamed({f"layers.{layer}.{name}": f"{stored}.{each}" for name, each in LAYER.items()})
@@ -115,8 +115,8 @@ def _read_gemma3(fields: Fields, model: ModelConfig) -> VisionConfig:
 
 def _sources_gemma3(config: VisionConfig) -> Sources:
     return _sources(config) | {
-        "merger.norm.weight": Source(("projector.mm_soft_emb_norm.weight",), _centred),
-        "merger.down.weight": Source(("projector.mm_input_projection_weight",), _transposed),
+        "merger.norm.weight": ParameterSource(("projector.mm_soft_emb_norm.weight",), _centred),
+        "merger.down.weight": ParameterSource(("projector.mm_input_projection_weight",), _transposed),
     }
 
 

@@ -10,8 +10,8 @@ from protocol.request import ImageDetail
 from workers.checkpoints.architectures.fields import Fields
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import HALF, PixelValues
-from workers.vision.preparation.preparer import Plan, Preparer, Size
-from workers.vision.preparation.settings import Settings
+from workers.vision.preparation.preparer import ImagePlan, Preparer, Size
+from workers.vision.preparation.settings import PreparationSettings
 
 BILINEAR = 2
 INTRODUCTION = "Here is the original image {} and here are some crops to help you see better "
@@ -50,7 +50,7 @@ class Gemma3Preparer(Preparer):
     crops: PanAndScan | None
 
     @classmethod
-    def of(cls, settings: Settings) -> "Gemma3Preparer":
+    def of(cls, settings: PreparationSettings) -> "Gemma3Preparer":
         """Read the settings. Raises `CheckpointError`."""
         fields, table = settings.preprocessor, settings.vision.table
         assert table is not None  # every tower of the family has one
@@ -71,14 +71,14 @@ class Gemma3Preparer(Preparer):
             crops=_pan_and_scan(fields),
         )
 
-    def plan(self, width: int, height: int, detail: ImageDetail) -> Plan:
+    def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
         size = (self.side, self.side)
         sequence = f"\n\n{self.placeholder}{self.run(size)}{self.end}\n\n"
         count = len(self._boxes(width, height))
         text = INTRODUCTION.format(sequence) + " ".join([sequence] * count) if count else sequence
-        return Plan(text, (size,) * (1 + count))
+        return ImagePlan(text, (size,) * (1 + count))
 
-    def tiles(self, picture: Pillow.Image, plan: Plan) -> Iterator[Pillow.Image]:
+    def tiles(self, picture: Pillow.Image, plan: ImagePlan) -> Iterator[Pillow.Image]:
         yield self.resized(picture, plan.sizes[0])
         for box in self._boxes(*picture.size):
             yield self.resized(picture.crop(box), plan.sizes[0])

@@ -7,8 +7,8 @@ from protocol.request import ImageDetail
 from workers.vision.image_refused import ImageRefused
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import PixelValues
-from workers.vision.preparation.preparer import Plan, Preparer, Size
-from workers.vision.preparation.settings import Settings
+from workers.vision.preparation.preparer import ImagePlan, Preparer, Size
+from workers.vision.preparation.settings import PreparationSettings
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """The tokens of an image that the model was trained for, at most."""
@@ -27,7 +27,7 @@ class Gemma4Preparer(Preparer):
     """Tokens of an image of low, of automatic and of high detail."""
 
     @classmethod
-    def of(cls, settings: Settings) -> "Gemma4Preparer":
+    def of(cls, settings: PreparationSettings) -> "Gemma4Preparer":
         """Read the settings. Raises `CheckpointError`."""
         fields, table = settings.preprocessor, settings.vision.table
         assert table is not None  # every tower of the family has one
@@ -56,9 +56,9 @@ class Gemma4Preparer(Preparer):
             budgets=(min(BUDGETS[0], budget), budget, fitting[-1]),
         )
 
-    def plan(self, width: int, height: int, detail: ImageDetail) -> Plan:
+    def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
         size = self._size(width, height, self.budgets[("low", "auto", "high").index(detail)])
-        return Plan(f"{self.begin}{self.run(size)}{self.end}", (size,))
+        return ImagePlan(f"{self.begin}{self.run(size)}{self.end}", (size,))
 
     def _size(self, width: int, height: int, tokens: int) -> Size:
         """Return the sides of an image with at most so many tokens. After `get_aspect_ratio_preserving_size` of

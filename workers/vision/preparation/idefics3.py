@@ -9,12 +9,12 @@ from PIL import Image as Pillow
 from protocol.request import ImageDetail
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import HALF, PixelValues
-from workers.vision.preparation.preparer import Plan, Preparer, Size
-from workers.vision.preparation.settings import Settings
+from workers.vision.preparation.preparer import ImagePlan, Preparer, Size
+from workers.vision.preparation.settings import PreparationSettings
 
 LANCZOS = 1
 MAX_SIDE = 4096
-"""Pixels of a side of the whole image, before it is cut into tiles."""
+"""Pixels of a side of the whole image, before it is split into tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Idefics3Preparer(Preparer):
     """After `SmolVLMImageProcessor` and `SmolVLMProcessor` of transformers."""
 
     longest: int
-    """Pixels of the longer side of the image, before it is cut into tiles."""
+    """Pixels of the longer side of the image, before it is split into tiles."""
     tile: int
     """Pixels of a side of a tile."""
     splits: bool
@@ -31,14 +31,16 @@ class Idefics3Preparer(Preparer):
     """The text before the tokens of the whole image."""
 
     @classmethod
-    def of(cls, settings: Settings) -> "Idefics3Preparer":
+    def of(cls, settings: PreparationSettings) -> "Idefics3Preparer":
         """Read the settings. Raises `CheckpointError`."""
         fields, table = settings.preprocessor, settings.vision.table
         assert table is not None  # every tower of the family has one
         patch = math.isqrt(settings.vision.patch_values // 3)
         tile = settings.side("max_image_size", 364, 8192)
-        if tile // patch != table[0] or tile % patch:
-            raise fields.error("max_image_size", f"is not {table[0] * patch} pixels, those of the tower in config.json")
+        if tile // patch != table[0]:
+            raise fields.error(
+                "max_image_size", f"is not that of the tower in config.json, {table[0]} patches of {patch}"
+            )
         token = settings.image_token()
         return cls(
             placeholder=token,
@@ -53,18 +55,18 @@ class Idefics3Preparer(Preparer):
             whole="<global-img>",
         )
 
-    def plan(self, width: int, height: int, detail: ImageDetail) -> Plan:
+    def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
         size = (self.tile, self.tile)
         resized = self._whole_size(*self._longest_size(width, height))
         columns, rows = (side // self.tile for side in resized)
         whole = f"{self.around}{self.whole}{self.run(size)}{self.around}"
         if not self.splits or detail == "low" or (rows, columns) == (1, 1):
-            return Plan(whole, (size,))
+            return ImagePlan(whole, (size,))
         lines = "".join(
             "".join(f"{self.around}<row_{row}_col_{column}>{self.run(size)}" for column in range(1, columns + 1)) + "\n"
             for row in range(1, rows + 1)
         )
-        return Plan(f"{lines}\n{whole}", (size,) * (rows * columns + 1), resized)
+        return ImagePlan(f"{lines}\n{whole}", (size,) * (rows * columns + 1), resized)
 
     def _longest_size(self, width: int, height: int) -> Size:
         """Return the sides with the longer one as configured, and an even shorter one."""
@@ -87,7 +89,7 @@ class Idefics3Preparer(Preparer):
     def _rounded(self, side: int) -> int:
         return math.ceil(side / self.tile) * self.tile
 
-    def tiles(self, picture: Pillow.Image, plan: Plan) -> Iterator[Pillow.Image]:
+    def tiles(self, picture: Pillow.Image, plan: ImagePlan) -> Iterator[Pillow.Image]:
         """Resize as transformers does: to the longer side, to multiples of a tile, and the whole image once more."""
         picture = self.resized(picture, self._longest_size(*picture.size))
         if len(plan.sizes) > 1 or self.splits:

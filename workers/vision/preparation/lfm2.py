@@ -10,8 +10,8 @@ from protocol.request import ImageDetail
 from workers.checkpoints.architectures.fields import Fields
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import HALF, PixelValues
-from workers.vision.preparation.preparer import Plan, Preparer, Size
-from workers.vision.preparation.settings import Settings
+from workers.vision.preparation.preparer import ImagePlan, Preparer, Size
+from workers.vision.preparation.settings import PreparationSettings
 from workers.vision.preparation.smart_resize import check_ratio, smart_resize
 
 BILINEAR = 2
@@ -20,7 +20,7 @@ MAX_TILES = 64
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The grids of tiles that images are cut into."""
+    """The grids of tiles that images are split into."""
 
     side: int
     """Pixels of a side of a tile."""
@@ -78,7 +78,7 @@ class Lfm2Preparer(Preparer):
     thumbnail: str = "<|img_thumbnail|>"
 
     @classmethod
-    def of(cls, settings: Settings) -> "Lfm2Preparer":
+    def of(cls, settings: PreparationSettings) -> "Lfm2Preparer":
         """Read the settings. Raises `CheckpointError`."""
         fields = settings.preprocessor
         patch, merge = (
@@ -103,7 +103,7 @@ class Lfm2Preparer(Preparer):
         return cls(
             placeholder=token,
             image_token=token,
-            values=PixelValues.read(fields, HALF, HALF),
+            values=PixelValues.read(fields, HALF, HALF, resizes=True),
             layout=layout,
             filter=settings.filter(BILINEAR),
             least=least,
@@ -111,13 +111,13 @@ class Lfm2Preparer(Preparer):
             tiling=Tiling.read(fields, layout.multiple),
         )
 
-    def plan(self, width: int, height: int, detail: ImageDetail) -> Plan:
+    def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
         check_ratio(width, height)
         multiple = self.layout.multiple
         size = smart_resize(width, height, multiple, self.least, self.most, floor=multiple)
         tiling = self.tiling
         if tiling is None or detail == "low" or not self._is_large(width, height, tiling):
-            return Plan(f"{self.begin}{self.run(size)}{self.end}", (size,))
+            return ImagePlan(f"{self.begin}{self.run(size)}{self.end}", (size,))
         columns, rows = tiling.grid(width, height)
         tile = (tiling.side, tiling.side)
         places = [(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1)]
@@ -125,14 +125,14 @@ class Lfm2Preparer(Preparer):
         sizes = (tile,) * len(places)
         if tiling.thumbnail:
             text, sizes = f"{text}{self.thumbnail}{self.run(size)}", (*sizes, size)
-        return Plan(f"{self.begin}{text}{self.end}", sizes, (columns * tiling.side, rows * tiling.side))
+        return ImagePlan(f"{self.begin}{text}{self.end}", sizes, (columns * tiling.side, rows * tiling.side))
 
     def _is_large(self, width: int, height: int, tiling: Tiling) -> bool:
         patch, multiple = self.layout.patch, self.layout.multiple
         wide, high = (max(patch, round(side / multiple) * multiple) for side in (width, height))
         return wide * high > self.most * tiling.tolerance
 
-    def tiles(self, picture: Pillow.Image, plan: Plan) -> Iterator[Pillow.Image]:
+    def tiles(self, picture: Pillow.Image, plan: ImagePlan) -> Iterator[Pillow.Image]:
         if plan.whole != (0, 0):
             whole, side = self.resized(picture, plan.whole), plan.sizes[0][0]
             for top in range(0, whole.height, side):

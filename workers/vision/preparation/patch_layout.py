@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image as Pillow
 
 from workers.vision.patches import ImagePatches
+from workers.vision.preparation.pixel_values import PixelValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +34,15 @@ class PatchLayout:
         """Return the rows and columns of tokens of an image."""
         return height // self.multiple, width // self.multiple
 
-    def split(self, pixels: NDArray[np.float32], key: bytes) -> ImagePatches:
-        """Split an image, float32 [height, width, 3], whose sides are multiples of those of a token."""
-        height, width, _ = pixels.shape
-        rows, columns = self.tokens(width, height)
+    def split(self, picture: Pillow.Image, values: PixelValues, key: bytes) -> ImagePatches:
+        """Split an RGB image. The rest on the right and below is left out."""
+        rows, columns = self.tokens(*picture.size)
         merge, patch = self.merge, self.patch
+        pixels = np.asarray(picture)[: rows * self.multiple, : columns * self.multiple]
         blocks = pixels.reshape(rows, merge, patch, columns, merge, patch, 3).transpose(0, 3, 1, 4, 2, 5, 6)
         blocks = blocks.reshape(rows * columns, merge * merge, patch, patch, 3)
         places = np.stack(np.divmod(np.arange(rows * columns)[:, None], columns), axis=-1) * merge
-        inner = np.stack(np.divmod(np.arange(merge * merge), merge), axis=-1)
-        places = places + inner
+        places = places + np.stack(np.divmod(np.arange(merge * merge), merge), axis=-1)
         order = windows = None
         if self.window:
             chosen, numbers = self._windows(rows, columns)
@@ -49,7 +50,7 @@ class PatchLayout:
             windows = np.repeat(numbers, merge * merge).astype(np.int32)
             order = np.argsort(chosen).astype(np.int32)
         return ImagePatches(
-            values=self._values(blocks),
+            values=self._numbers(blocks.reshape(-1, patch, patch, 3), values),
             grid=(rows * merge, columns * merge),
             places=np.ascontiguousarray(places.reshape(-1, 2), np.int32),
             key=key,
@@ -58,14 +59,18 @@ class PatchLayout:
             tokens=(rows, columns),
         )
 
-    def _values(self, blocks: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Order the numbers of patches, [tokens, merge * merge, patch, patch, 3]."""
-        flat = blocks.reshape(-1, self.patch, self.patch, 3)
+    def _numbers(self, patches: NDArray[np.uint8], values: PixelValues) -> NDArray[np.float32]:
+        """Return the numbers of patches, uint8 [patches, rows, columns, 3], in their order."""
+        count, patch = len(patches), self.patch
         if not self.channels_first:
-            return np.ascontiguousarray(flat.reshape(len(flat), -1))
-        channels = flat.transpose(0, 3, 1, 2)[:, :, None]
-        shape = (len(flat), 3, self.frames, self.patch, self.patch)
-        return np.ascontiguousarray(np.broadcast_to(channels, shape)).reshape(len(flat), -1)
+            out = np.empty((count, patch, patch, 3), np.float32)
+            for channel in range(3):
+                out[..., channel] = values.table[channel][patches[..., channel]]
+            return out.reshape(count, -1)
+        out = np.empty((count, 3, self.frames, patch, patch), np.float32)
+        for channel in range(3):
+            out[:, channel] = values.table[channel][patches[..., channel]][:, None]
+        return out.reshape(count, -1)
 
     def _windows(self, rows: int, columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the tokens ordered by windows, and the window of each. After `get_vision_window_index` of

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image as Pillow
 
 from workers.checkpoints.architectures.fields import MAX_NUMBER, Fields
 
@@ -22,13 +21,16 @@ class PixelValues:
     """[3, 256]."""
 
     @classmethod
-    def read(cls, fields: Fields, mean: Three, std: Three, *, normalize: bool = True) -> "PixelValues":
+    def read(
+        cls, fields: Fields, mean: Three, std: Three, *, normalize: bool = True, resizes: bool = False
+    ) -> "PixelValues":
         """Read `do_rescale`, `rescale_factor`, `do_normalize`, `image_mean` and `image_std` with a family's defaults.
 
-        The arithmetic is transformers': the product in float64, the rest in float32. Raises `CheckpointError`.
+        The arithmetic is transformers': the product in float64, the rest in float32. A family that `resizes` does so
+        whatever `do_resize` says. Raises `CheckpointError`.
         """
         for name in ("do_resize", "do_rescale"):
-            if not fields.flag(name, True):
+            if not fields.flag(name, True) and not (resizes and name == "do_resize"):
                 raise fields.error(name, "false is not supported for images")
         factor = fields.number("rescale_factor", 1 / 255)
         values = (np.arange(256, dtype=np.float64) * factor).astype(np.float32)
@@ -47,20 +49,10 @@ class PixelValues:
         """Return values with a further offset, and then a factor, in float32: those that a model applies itself."""
         return PixelValues((np.float32(factor) * (self.table + np.float32(offset))).astype(np.float32))
 
-    def of(self, picture: Pillow.Image) -> NDArray[np.float32]:
-        """Return the numbers of an RGB image, float32 [height, width, 3]."""
-        pixels = np.asarray(picture)
-        out = np.empty(pixels.shape, np.float32)
-        for channel in range(3):
-            np.take(self.table[channel], pixels[..., channel], out=out[..., channel])
-        return out
-
 
 def _three(fields: Fields, name: str, default: Three) -> tuple[float, ...]:
     value = fields.get(name, list(default))
-    numbers = isinstance(value, list) and all(
-        isinstance(each, int | float) and abs(each) < MAX_NUMBER for each in value
-    )
-    if not numbers or len(value) != 3:
+    valid = isinstance(value, list) and all(isinstance(each, int | float) and abs(each) < MAX_NUMBER for each in value)
+    if not valid or len(value) != 3:
         raise fields.error(name, f"{value!r} is not a list of three numbers")
     return tuple(map(float, value))

@@ -15,15 +15,15 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What an image becomes, known by its sides alone."""
+class ImagePlan:
+    """The parts and the text that an image becomes, which follow from its sides alone."""
 
     text: str
     """Replaces the placeholder in the prompt: it has the image token once per token of the parts, in their order."""
     sizes: tuple[Size, ...]
     """Width and height of each part: of the image, or of its tiles."""
     whole: Size = (0, 0)
-    """Width and height of the resized image that is cut into tiles; (0, 0) for none."""
+    """Width and height of the resized image that is split into tiles; (0, 0) for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Preparer(ABC):
     filter: Pillow.Resampling
 
     @abstractmethod
-    def plan(self, width: int, height: int, detail: ImageDetail) -> Plan:
+    def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
         """Plan the parts of an image of these sides. Raises `ImageRefused` for sides that the model cannot take."""
 
-    def tiles(self, picture: Pillow.Image, plan: Plan) -> Iterator[Pillow.Image]:
+    def tiles(self, picture: Pillow.Image, plan: ImagePlan) -> Iterator[Pillow.Image]:
         """Make the parts of an RGB image, in the order of the plan."""
         yield self.resized(picture, plan.sizes[0])
 

@@ -6,8 +6,8 @@ from protocol.request import ImageDetail
 from workers.checkpoints.architectures.fields import Fields
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import CLIP_MEAN, CLIP_STD, PixelValues
-from workers.vision.preparation.preparer import Plan, Preparer
-from workers.vision.preparation.settings import Settings
+from workers.vision.preparation.preparer import ImagePlan, Preparer
+from workers.vision.preparation.settings import PreparationSettings
 from workers.vision.preparation.smart_resize import check_ratio, smart_resize
 
 LOW_TOKENS = 256
@@ -28,7 +28,7 @@ class QwenPreparer(Preparer):
     most: int
 
     @classmethod
-    def of(cls, settings: Settings) -> "QwenPreparer":
+    def of(cls, settings: PreparationSettings) -> "QwenPreparer":
         """Read the settings. Raises `CheckpointError`."""
         fields, vision = settings.preprocessor, settings.config.section("vision_config")
         assert vision is not None  # the tower was read from it
@@ -57,12 +57,12 @@ class QwenPreparer(Preparer):
             most=most,
         )
 
-    def plan(self, width: int, height: int, detail: ImageDetail) -> Plan:
+    def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
         check_ratio(width, height)
         multiple = self.layout.multiple
         most = min(self.most, LOW_TOKENS * multiple**2) if detail == "low" else self.most
         size = smart_resize(width, height, multiple, min(self.least, most), most)
-        return Plan(self.run(size), (size,))
+        return ImagePlan(self.run(size), (size,))
 
 
 def _pixels(fields: Fields) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a checkpoint says about preprocessing, and typed access to its special tokens."""
+"""Typed access to the files of a checkpoint that decide on preprocessing, and to its special tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ FILTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PreparationSettings:
     """The files that decide on the preprocessing of a checkpoint."""
 
     preprocessor: Fields

@@ -13,7 +13,7 @@ from PIL import Image as Picture
 from tokenizers import Tokenizer
 
 from protocol.request import Image, Sampling
-from tests.reference.vision_processors import process
+from tests.reference.vision.processors import process
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.workers.mlx.conftest import Load
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings

@@ -65,12 +65,12 @@ class NumpyTower:
             values = values / np.sqrt(np.mean(values**2, axis=-1, keepdims=True) + config.eps)
         if turned is not None:
             queries, keys = rotate(queries, turned), rotate(keys, turned)
-        scores = np.einsum("qhd,khd->hqk", queries, keys) * np.float32(config.scale)
+        scores = np.einsum("qhd,khd->hqk", queries, keys, optimize=True) * np.float32(config.scale)
         if windows is not None:
             scores = np.where(windows[:, None] == windows[None], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", weights, values).reshape(len(inputs), -1)
+        mixed = np.einsum("hqk,khd->qhd", weights, values, optimize=True).reshape(len(inputs), -1)
         return self._linear(f"{own}.o", mixed)
 
     def _merge(self, name: str, merger: Merger, hidden: Floats) -> Floats:
@@ -111,8 +111,10 @@ def rotate(lanes: Floats, turned: Floats) -> Floats:
 def activate(kind: str, values: Floats) -> Floats:
     """Apply an activation."""
     if kind == "gelu":
-        errors: Floats = np.vectorize(math.erf, otypes=[np.float32])(values / np.float32(math.sqrt(2)))
-        return 0.5 * values * (1 + errors)
-    if kind == "gelu_tanh":
-        return 0.5 * values * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (values + 0.044715 * values**3)))
-    return values / (1 + np.exp(-values * np.float32(1.702 if kind == "quick_gelu" else 1.0)))
+        scale = np.vectorize(math.erf, otypes=[np.float32])(values / np.float32(math.sqrt(2)))
+    elif kind == "gelu_tanh":
+        scale = np.tanh(np.float32(math.sqrt(2 / math.pi)) * (values + 0.044715 * values**3))
+    else:
+        scale = 2 / (1 + np.exp(-values * np.float32(1.702 if kind == "quick_gelu" else 1.0))) - 1
+    activated: Floats = values * (1 + scale) / 2
+    return activated

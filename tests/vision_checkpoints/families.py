@@ -1,18 +1,19 @@
-"""Tiny multimodal checkpoints with random weights, made and saved by transformers: config, weights, preprocessing,
-tokenizer and chat template of each family, in the form in which the family is published.
+"""The families of multimodal checkpoints: fields, settings, tokens and templates in the form of published ones, and
+tiny sizes."""
 
-`make_vision_checkpoint` needs torch, so tests that call it have the marker `reference`.
-"""
-
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
-
-from tests.checkpoints import EOS_ID, make_checkpoint
+from tests.checkpoints import EOS_ID
+from tests.vision_checkpoints.templates import (
+    GEMMA3_TEMPLATE,
+    GEMMA4_TEMPLATE,
+    LFM2_TEMPLATE,
+    QWEN_SPECIALS,
+    QWEN_TEMPLATE,
+    SMOLVLM_TEMPLATE,
+)
 
 VOCAB = 640
 """Tokens of each checkpoint: those of `tests.checkpoints`, and those of the family behind them."""
@@ -42,54 +43,6 @@ SIGLIP: Mapping[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
-QWEN_SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
-QWEN_TEMPLATE = (
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}"
-    "{%- if message.content is string %}{{- message.content }}{%- else %}{%- for content in message.content %}"
-    "{%- if content.type == 'image' or 'image' in content or 'image_url' in content %}"
-    "{{- '<|vision_start|><|image_pad|><|vision_end|>' }}"
-    "{%- elif content.type == 'video' or 'video' in content %}"
-    "{{- '<|vision_start|><|video_pad|><|vision_end|>' }}"
-    "{%- elif 'text' in content %}{{- content.text }}{%- endif %}{%- endfor %}{%- endif %}"
-    "{{- '<|im_end|>\\n' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
-GEMMA3_TEMPLATE = (
-    "{{ bos_token }}{%- for message in messages -%}"
-    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
-    "{{ '<start_of_turn>' + role + '\\n' }}"
-    "{%- if message['content'] is string -%}{{ message['content'] | trim }}"
-    "{%- elif message['content'] is iterable -%}{%- for item in message['content'] -%}"
-    "{%- if item['type'] == 'image' -%}{{ '<start_of_image>' }}"
-    "{%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}{%- endif -%}"
-    "{{ '<end_of_turn>\\n' }}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
-)
-GEMMA4_TEMPLATE = (
-    "{{ bos_token }}{%- for message in messages -%}"
-    "{%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}"
-    "{{ '<|turn>' + role + '\\n' }}"
-    "{%- if message['content'] is string -%}{{ message['content'] | trim }}"
-    "{%- elif message['content'] is iterable -%}{%- for item in message['content'] -%}"
-    "{%- if item['type'] == 'image' -%}{{ '<|image|>' }}"
-    "{%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}{%- endif -%}"
-    "{{ '<turn|>\\n' }}{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '<|turn>model\\n' }}{%- endif -%}"
-)
-SMOLVLM_TEMPLATE = (
-    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
-    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
-    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
-    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
-LFM2_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' %}{{ '<image>' }}{% elif content['type'] == 'text' %}{{ content['text'] }}"
-    "{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
 
 
 @dataclass(frozen=True)
@@ -392,102 +345,3 @@ VISION_FAMILIES: Mapping[str, VisionCase] = {
     ),
 }
 """By the `model_type` of config.json."""
-
-
-def make_vision_checkpoint(
-    directory: Path,
-    family: str = "qwen3_vl",
-    *,
-    seed: int = 0,
-    vision: Mapping[str, Any] | None = None,
-    text: Mapping[str, Any] | None = None,
-    fields: Mapping[str, Any] | None = None,
-    preprocessor: Mapping[str, Any] | None = None,
-    dtype: str = "float32",
-) -> Path:
-    """Write a checkpoint of one of `VISION_FAMILIES` into `directory` and return it; random weights, to which positions
-    and norms matter. Further fields of its files are in `vision`, `text`, `fields` and `preprocessor`."""
-    import torch
-
-    case = VISION_FAMILIES[family]
-    ids = write_tokenizer(directory, case)
-    model = make_vision_model(family, ids, seed=seed, vision=vision, text=text, fields=fields)
-    model.to(getattr(torch, dtype)).save_pretrained(directory)
-    _write(directory / "generation_config.json", {"eos_token_id": [EOS_ID], "do_sample": False})
-    _write(directory / "preprocessor_config.json", {**case.preprocessor, **(preprocessor or {})})
-    if case.processor:
-        _write(directory / "processor_config.json", case.processor)
-    return directory
-
-
-def make_vision_model(
-    family: str,
-    ids: Mapping[str, int],
-    *,
-    seed: int = 0,
-    vision: Mapping[str, Any] | None = None,
-    text: Mapping[str, Any] | None = None,
-    fields: Mapping[str, Any] | None = None,
-) -> Any:
-    """Return the model in transformers, float32, for the ids of its special tokens."""
-    import torch
-    import transformers
-
-    case = VISION_FAMILIES[family]
-    settings = {
-        "text_config": {**TEXT, **case.text, **(text or {})},
-        "vision_config": {**case.vision, **(vision or {})},
-        **{name: ids[token] for name, token in case.tokens.items()},
-        **case.fields,
-        **(fields or {}),
-    }
-    config = getattr(transformers, f"{case.name}Config")(**settings)
-    torch.manual_seed(seed)
-    model = getattr(transformers, f"{case.name}ForConditionalGeneration")(config).eval()
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            _randomize(torch, name, tensor)
-    return model
-
-
-def _randomize(torch: Any, name: str, tensor: Any) -> None:
-    """Give a parameter values that the answer depends on; buffers of RoPE keep theirs."""
-    if not tensor.is_floating_point() or "inv_freq" in name or "embed_scale" in name:
-        return
-    if name.endswith(("input_min", "output_min", "input_max", "output_max")):
-        bound = 0.8 if ".input" in name else 1.5
-        tensor.fill_(-bound if name.endswith("min") else bound)
-    elif name.endswith(("std_scale", "layer_scalar")):
-        tensor.copy_(1 + 0.1 * torch.randn_like(tensor))
-    elif tensor.ndim < 2:
-        tensor.add_(torch.randn_like(tensor), alpha=0.1)
-    elif "position_embedding" in name or "pos_embed" in name:
-        tensor.normal_(0.0, 0.3)
-    elif "embed_tokens" in name:
-        tensor.normal_(0.0, 0.5)
-    else:
-        inputs = tensor.shape[0] if name.endswith("mm_input_projection_weight") else tensor[0].numel()
-        tensor.normal_(0.0, 1.5 / inputs**0.5)
-
-
-def write_tokenizer(directory: Path, case: VisionCase) -> dict[str, int]:
-    """Write the files of the tokenizer, and return the ids of its special tokens."""
-    make_checkpoint(directory, layers=1, hidden=32, ffn=32, heads=2, kv_heads=1)
-    (directory / "model.safetensors").unlink()
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in case.specials])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "chat_template.jinja").write_text(case.template, encoding="utf-8")
-    file = directory / "tokenizer_config.json"
-    settings = json.loads(file.read_text())
-    settings |= {"additional_special_tokens": list(case.specials), "extra_special_tokens": dict(case.named)}
-    settings |= {"bos_token": "<bos>"} if "<bos>" in case.specials else {}
-    del settings["chat_template"]
-    _write(file, settings)
-    ids = {name: tokenizer.token_to_id(name) for name in (*case.specials, *CHATML)}
-    assert max(ids.values()) < VOCAB
-    return ids
-
-
-def _write(file: Path, values: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(dict(values), indent=2), encoding="utf-8")

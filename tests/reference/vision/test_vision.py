@@ -1,6 +1,7 @@
 """Images of each family, compared with transformers: preprocessing, prompts, and the rows that the tower makes."""
 
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from protocol.request import Image, ImageDetail
-from tests.reference.vision_processors import expansion, process
+from tests.reference.vision.processors import expansion, process
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.vision_tower import NumpyTower
 from workers.vision.mrope import axes_of
@@ -149,17 +150,51 @@ def test_token_ids_of_a_chat(checkpoint: Make, family: str) -> None:
     assert ids.count(processor.image_token) == sum(processor.tokens_of(as_file(image)) for image in images)
 
 
-def test_clipped_matrices_of_gemma4(torch: Any, tmp_path: Path) -> None:
-    path = make_vision_checkpoint(tmp_path, "gemma4", vision={"use_clipped_linears": True, "standardize": False})
-    tower = find_tower(path)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        # Linear layers with clipped inputs and outputs, as in E2B and E4B.
+        ("gemma4", {"vision": {"use_clipped_linears": True, "standardize": False}}),
+        # Tiles that are no multiple of a patch, as in SmolVLM2-2.2B.
+        ("smolvlm", {"vision": {"image_size": 35}, "preprocessor": {"max_image_size": {"longest_edge": 35}}}),
+        ("lfm2_vl", {"fields": {"projector_use_layernorm": False, "projector_bias": False}}),
+    ],
+    ids=["gemma4-clipped", "smolvlm-uneven", "lfm2_vl-plain"],
+)
+def test_rows_with_other_settings(torch: Any, tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
+    path = make_vision_checkpoint(tmp_path, family, **changes)
+    tower, image = find_tower(path), picture(*SIZES[0])
     assert tower is not None
-    assert tower.config.clipped
-    image = picture(*SIZES[0])
-    inputs, _ = process("gemma4", path, image)
+    inputs, _ = process(family, path, image)
     with torch.no_grad():
-        expected = load_model("gemma4", path).get_image_features(**inputs, return_dict=True).pooler_output[0].numpy()
-    (part,) = loaded(path).prepare(as_file(image)).parts
-    np.testing.assert_allclose(NumpyTower(tower.config, tower.weights()).rows(part), expected, atol=ROWS)
+        found = load_model(family, path).get_image_features(**inputs, return_dict=True).pooler_output
+    expected = np.concatenate([each.numpy() for each in found])
+    ours = NumpyTower(tower.config, tower.weights())
+    rows = np.concatenate([ours.rows(part) for part in loaded(path).prepare(as_file(image)).parts])
+    np.testing.assert_allclose(rows, expected, atol=ROWS)
+
+
+def test_idefics3_is_read_as_smolvlm_is(torch: Any, tmp_path: Path) -> None:
+    from transformers import Idefics3ForConditionalGeneration
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    path = make_vision_checkpoint(tmp_path, "smolvlm")
+    fields = json.loads((path / "config.json").read_text())
+    fields |= {"architectures": ["Idefics3ForConditionalGeneration"], "model_type": "idefics3"}
+    fields["vision_config"]["model_type"] = "idefics3_vision"
+    (path / "config.json").write_text(json.dumps(fields))
+    tower, image = find_tower(path), picture(*SIZES[2])
+    assert tower is not None
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    inputs = Idefics3ImageProcessorPil(**settings)(images=[image], return_tensors="pt")
+    model = Idefics3ForConditionalGeneration.from_pretrained(path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        found = model.get_image_features(**inputs, return_dict=True).pooler_output
+    expected = np.concatenate([each.numpy() for each in found])
+    parts = loaded(path).prepare(as_file(image)).parts
+    compare_pixels("idefics3", inputs, parts)
+    ours = NumpyTower(tower.config, tower.weights())
+    np.testing.assert_allclose(np.concatenate([ours.rows(part) for part in parts]), expected, atol=ROWS)
 
 
 @pytest.mark.parametrize("family", [name for name in sorted(VISION_FAMILIES) if name.startswith("qwen")])

@@ -1,0 +1,1 @@
+"""Images, compared with transformers."""
