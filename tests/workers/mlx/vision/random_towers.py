@@ -12,10 +12,10 @@ from workers.vision.patches import ImagePatches
 
 def random_parameters(config: VisionConfig, seed: int = 0) -> dict[str, NDArray[np.float32]]:
     """Return parameters to which every part of the tower matters."""
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     made = {}
     for name, shape in sorted(parameter_shapes(config).items()):
-        values = draw.standard_normal(shape)
+        values = generator.standard_normal(shape)
         if name.endswith(".clip"):
             values = np.array([-1.5, 1.2, -1.1, 1.4])
         elif len(shape) > 1:

@@ -43,8 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sor
 
 
 def pictures() -> list[Picture.Image]:
-    draw = np.random.default_rng(4)
-    small = [Picture.fromarray(draw.integers(0, 255, (6, 8, 3), dtype=np.uint8)) for _ in SIZES]
+    generator = np.random.default_rng(4)
+    small = [Picture.fromarray(generator.integers(0, 255, (6, 8, 3), dtype=np.uint8)) for _ in SIZES]
     return [each.resize(size, Picture.Resampling.BICUBIC) for each, size in zip(small, SIZES, strict=True)]
 
 
