@@ -31,7 +31,9 @@ class AttentionGroup:
         self._alone = len(segments) == 1
         self._starts = mx.array([segment.start for segment in segments], dtype=mx.int32)
         self._indices = mx.arange(self.places.start, self.places.stop)
-        self._masks: dict[int | None, mx.array] = {}
+        self._masks: dict[tuple[int | None, bool], mx.array] = {}
+        ends = segments[0].ends if self._alone else None
+        self._ends = None if ends is None else mx.array(ends, dtype=mx.int32)
 
     def write(self, layer: int, part: int, rows: mx.array) -> None:
         """Write keys (0) or values (1), [rows, kv_heads, 1, width]."""
@@ -53,19 +55,23 @@ class AttentionGroup:
         scale: float,
         cap: float | None,
         sinks: mx.array | None = None,
+        *,
+        to_ends: bool = False,
     ) -> mx.array:
         """Attend to the rows of the slots: [rows, heads, 1, key width] -> [rows, heads, 1, value
         width]. `sinks` are logits, [heads],
-        that take part in the sum of a head's softmax."""
+        that take part in the sum of a head's softmax. With `to_ends`, a row of an image attends to the later ones of it
+        as well."""
+        to_ends = to_ends and self._ends is not None
         first_seen = 0 if window is None else max(0, self._start + 1 - window)
         keys, values = (part[self.places, :, first_seen : self.end] for part in self.slab.buffers[layer])
         if self._kv_bits:
             keys, values = (dequantize_rows(part, self._kv_bits, queries.dtype) for part in (keys, values))
         asked = _as_sequence(queries) if self._alone else queries
         if cap is not None:
-            output = _capped(asked, keys, values, scale, cap, self._seen(window, first_seen))
+            output = _capped(asked, keys, values, scale, cap, self._seen(window, first_seen, to_ends))
         else:
-            mask, shape = self._mask(window, first_seen), asked.shape
+            mask, shape = self._mask(window, first_seen, to_ends), asked.shape
             mixed = (*shape[:3], values.shape[-1])
             if self._by_kv_head and shape[2] == 1 and sinks is None:
                 # As queries of one head: MLX multiplies matrices then, where it would take each head's row by itself.
@@ -74,29 +80,31 @@ class AttentionGroup:
             output = attend(asked, keys, values, scale=scale, mask=mask, sinks=sinks).reshape(mixed)
         return _as_sequence(output) if self._alone else output
 
-    def _mask(self, window: int | None, first_seen: int) -> mx.array | str | None:
+    def _mask(self, window: int | None, first_seen: int, to_ends: bool) -> mx.array | str | None:
         """The mask between queries and keys from `first_seen` on; None where all are seen."""
         if self._alone and self.rows == 1:
             return None
-        if self._alone and (window is None or self.end <= window):
+        if self._alone and not to_ends and (window is None or self.end <= window):
             return "causal"  # MLX aligns the last query with the last key, as a chunk behind a prefix needs
-        return self._seen(window, first_seen)
+        return self._seen(window, first_seen, to_ends)
 
-    def _seen(self, window: int | None, first_seen: int) -> mx.array:
+    def _seen(self, window: int | None, first_seen: int, to_ends: bool) -> mx.array:
         """The mask as booleans, [slots, 1, queries, keys]. Layers share it."""
-        if window not in self._masks:
+        kind = (window, to_ends)
+        if kind not in self._masks:
             positions = self._starts[:, None] + mx.arange(self.rows if self._alone else 1)
             queries, keys = positions[:, None, :, None], mx.arange(first_seen, self.end)
-            seen = keys <= queries
-            self._masks[window] = seen if window is None else seen & (keys > queries - window)
-        return self._masks[window]
+            ends = self._ends[:, None] if to_ends and self._ends is not None else queries + 1
+            seen = keys < ends
+            self._masks[kind] = seen if window is None else seen & (keys > queries - window)
+        return self._masks[kind]
 
 
 class LayerCache:
     """The cache that one layer of an mlx-lm model uses during one forward over the rows of several slots.
 
     The model computes on [rows, 1, hidden], so only attention and RoPE tell a decode row from a row of a prompt chunk.
-    `offset` holds the RoPE position of every row, [rows] int32.
+    `offset` holds the RoPE position of every row, [rows] int32, or its positions in several axes, [axes, rows].
     """
 
     def __init__(
@@ -109,10 +117,12 @@ class LayerCache:
         cpu: bool,
         queries: list[mx.array] | None = None,
         writes: bool = True,
+        to_ends: bool = False,
     ) -> None:
         """`layer` is the place of the keys and values in the cache, which the layer only reads unless it `writes`.
         `window` is the attention window in rows, the query's own included; None is no window. `queries` is given
-        those of the layer, scaled: float32 [rows, heads, head_dim]."""
+        those of the layer, scaled: float32 [rows, heads, head_dim]. With `to_ends`, rows of an image attend to the
+        later ones of it."""
         self.offset = offset
         self._layer = layer
         self._groups = groups
@@ -120,6 +130,7 @@ class LayerCache:
         self._cpu = cpu
         self._queries = queries
         self._writes = writes
+        self._to_ends = to_ends
 
     def make_mask(self, *_: object, **__: object) -> None:
         """Return no mask: `attend` makes one for each group."""
@@ -159,7 +170,7 @@ class LayerCache:
             for group, rows in zip(self._groups, slices, strict=True):
                 group.write(self._layer, part, given[rows])
         outputs = [
-            group.attend(self._layer, queries[rows], self._window, scale, cap, sinks)
+            group.attend(self._layer, queries[rows], self._window, scale, cap, sinks, to_ends=self._to_ends)
             for group, rows in zip(self._groups, slices, strict=True)
         ]
         output = mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]

@@ -13,6 +13,8 @@ class Segment:
     count: int
     capacity: int
     place: int
+    ends: tuple[int, ...] | None = None
+    """`Chunk.ends` of the tokens."""
 
     @property
     def end(self) -> int:

@@ -39,7 +39,8 @@ from workers.host.memory import Needed, free_bytes, spare_bytes
 from workers.load_options import LoadOptions, Progress
 from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
-from workers.mlx.given_rows import GivenRows
+from workers.mlx.given_rows import GivenColumns, GivenRows
+from workers.mlx.hybrid.rollback import rollback_rows
 from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache, RowShape
 from workers.mlx.modules.parts import cast_parameters
@@ -57,6 +58,9 @@ from workers.mlx.runtime.device import (
 )
 from workers.mlx.runtime.sampler import MlxSampler
 from workers.mlx.transposed import transpose_matrices
+from workers.mlx.vision.encoder import MlxTower, MlxVisionEncoder
+from workers.mlx.vision.language_model import check_image_rows, positions_of, see_images
+from workers.mlx.vision.loading import open_tower
 from workers.precision import KvDtype, Quantize, level_bits
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
@@ -89,6 +93,7 @@ class MlxRunner:
         kv_dtype: KvDtype = "auto",
         *,
         attention: bool = False,
+        tower: MlxTower | None = None,
     ) -> None:
         self.capabilities = capabilities
         self._model = model
@@ -97,12 +102,20 @@ class MlxRunner:
         self._kv_bits = level_bits(kv_dtype)
         dtype = mx.int8 if self._kv_bits else getattr(mx, capabilities.dtype)
         self._kv = KvCache(_row_shapes(config, dtype.size, kv_dtype), capabilities.slots, dtype)
-        self._recurrent = RecurrentStates(config, capabilities.slots, getattr(mx, capabilities.dtype))
+        kind, keeps = getattr(mx, capabilities.dtype), capabilities.rollback_rows > 0
+        self._recurrent = RecurrentStates(config, capabilities.slots, kind, keeps=keeps)
         self._states = SlotStates(capabilities)
         self._cpu = device.type == mx.cpu
         self._in_order = adds_in_order(device)
         self._padding = (CPU_PADDING if self._in_order else 0) if self._cpu else GROWTH
-        self._rows = GivenRows.under(model.model) if capabilities.embedding_width else None
+        self._given = GivenColumns(config.hidden_size)
+        self._seen = None if tower is None else tower.config
+        self._vision = None
+        if tower is not None:
+            scale = see_images(model, config, tower.config, self._given, tower.padding)
+            self._vision = MlxVisionEncoder(tower, self._owned, scale)
+        elif capabilities.embedding_width:
+            GivenRows.under(model.model, self._given)
         self._steps = 0
         self._sampler = MlxSampler(capabilities.vocab_size)
         layers = full_layers(config.plan) if attention else ()
@@ -136,11 +149,16 @@ class MlxRunner:
         kind = config.dtype if options.dtype == "auto" else options.dtype
         row_bytes = kv_row_bytes(config, getattr(mx, kind).size, options.kv_dtype)
         free = free_bytes()
+        vision = open_tower(path, kind) if options.vision else None
         weights = weight_bytes(open_weights(path, quantize), kind, quantize, mtp=config.mtp)
+        held = weights + (0 if vision is None else vision.nbytes)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
         state_bytes = RecurrentStates(config, 1, getattr(mx, kind)).slot_bytes if config.state_layers else 0
-        states = options.slots * state_bytes
-        needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers, states)
+        verifies = verifies_drafts(name)
+        rollback = rollback_rows(config) if verifies and config.state_layers else 0
+        # Those before the rows of a step beside those of the slots.
+        states = state_bytes * (options.slots + (options.slots + DRAFTED_ROWS if rollback else 0))
+        needed = Needed.of(held, row_bytes, options.slots, context, options.kv_bytes, later, options.workers, states)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         with mx.stream(chosen):
@@ -155,6 +173,10 @@ class MlxRunner:
             if adds_in_order(chosen):
                 transpose_matrices(model)
             evaluate_weights(model, progress)
+            tower = None if vision is None else vision.load(chosen)
+        width = config.hidden_size if config.choose_embeddings(options.embeddings) else 0
+        if tower is not None:
+            width = tower.choose_width(width)
         capabilities = RunnerCapabilities(
             backend="mlx",
             device=name,
@@ -166,7 +188,7 @@ class MlxRunner:
             # On a CPU, as the gate tests: under Linux MLX adds one term after the other there. Kernels of other devices
             # change with the number of rows.
             exact_rows=name == "cpu",
-            decode_rows=options.slots + DRAFTED_ROWS if verifies_drafts(name) and not state_bytes else 0,
+            decode_rows=options.slots + DRAFTED_ROWS if verifies and (rollback or not state_bytes) else 0,
             row_bytes=row_bytes,
             weight_bytes=weights,
             kv_rows=needed.kv // row_bytes,
@@ -174,10 +196,12 @@ class MlxRunner:
             rows_format=rows_format(
                 path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
             ),
-            embedding_width=config.hidden_size if config.choose_embeddings(options.embeddings) else 0,
+            embedding_width=width,
             state_bytes=state_bytes,
+            rollback_rows=rollback,
+            bidirectional_images=tower is not None and tower.config.bidirectional != "none",
         )
-        return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention)
+        return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention, tower=tower)
 
     @property
     def graphs_failed(self) -> int:
@@ -194,7 +218,7 @@ class MlxRunner:
     @property
     def vision(self) -> VisionEncoder | None:
         """See `Runner.vision`."""
-        return None
+        return self._vision
 
     @property
     def attention(self) -> AttentionReader | None:
@@ -293,16 +317,20 @@ class MlxRunner:
 
     def _copy_state(self, source: int, target: int, length: int, written: int) -> None:
         """Copy the recurrent state, if it goes along with so many of the `written` rows."""
-        goes_along = self._states.copied(source, target, length, written) is not None
-        if goes_along and source != target:
+        back = self._states.copied(source, target, length, written)
+        if back:
+            self._recurrent.take_back(source, back, target)
+            self._recurrent.forget(target)
+        elif back is not None and source != target:
             self._recurrent.copy(source, target)
         elif not length:
             self._recurrent.reset(target)
 
     def read_state(self, slot: int, length: int | None = None) -> bytes:
         with self._owned():
-            self._states.check_read(slot, 0 if length is None else self._kv.lengths[slot] - length)
-            return self._recurrent.read(slot)
+            back = 0 if length is None else self._kv.lengths[slot] - length
+            self._states.check_read(slot, back)
+            return self._recurrent.read(slot, back)
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
         with self._owned():
@@ -322,7 +350,8 @@ class MlxRunner:
     def memory(self) -> dict[str, int]:
         """Bytes that are allocated now, by purpose."""
         weights = sum(int(array.nbytes) for _, array in tree_flatten(self._model.parameters()))
-        return {"weights": weights, "kv": self._kv.nbytes + self._recurrent.nbytes}
+        tower = {} if self._vision is None else self._vision.memory()
+        return {"weights": weights, "kv": self._kv.nbytes + self._recurrent.nbytes, **tower}
 
     def settle(self) -> None:
         """Return at once: nothing is prepared in the background."""
@@ -330,6 +359,7 @@ class MlxRunner:
     def close(self) -> None:
         with self._owned():
             self._model = None
+            self._vision = None
             self._owner.closed = True
             self._mtp = None
             self._sampler.forget()
@@ -374,13 +404,20 @@ class MlxRunner:
         """Write the KV of chunks, of prompts or not, and return the last hidden state of every row, [rows, hidden], not
         yet evaluated. `queries` as in `_hidden`."""
         check_chunks(self.capabilities, self._kv.lengths.__getitem__, chunks)
-        self._states.check_call(self._kv.lengths, chunks, decode=False)
+        check_image_rows(self._seen, chunks)
+        self._states.check_call(self._kv.lengths, chunks, decode=not prompt)
+        if self.capabilities.state_bytes:
+            self._take_back(chunks)
+            self._recurrent.step(chunks, decode=not prompt)
         self._kv.reserve({chunk.slot: (chunk.start, chunk.start + len(chunk.tokens)) for chunk in chunks})
         groups, order = self._grouped(chunks)
-        hidden = self._hidden([chunks[index] for index in order], groups, queries)
+        hidden = self._hidden([chunks[index] for index in order], groups, queries, decode=not prompt)
         for chunk in chunks:
             self._kv.lengths[chunk.slot] = chunk.start + len(chunk.tokens)
-            self._states.prefilled(chunk.slot)
+            if prompt:
+                self._states.prefilled(chunk.slot)
+            else:
+                self._states.decoded(chunk.slot, len(chunk.tokens))
         self._steps += 1
         if self._steps % STEPS_PER_CLEAR == 0:
             mx.clear_cache()
@@ -388,13 +425,22 @@ class MlxRunner:
         if self._mtp is not None:
             self._mtp.computed(chunks, hidden, prompt=prompt)
             for chunk in chunks:
-                if chunk.positions is not None:  # the head has rows at consecutive positions only
+                # The head has rows of tokens at consecutive positions only.
+                if chunk.positions is not None or chunk.axes is not None or has_rows(chunk.tokens):
                     self._mtp.rows.forget(chunk.slot)
         return hidden
 
+    def _take_back(self, chunks: Sequence[Chunk]) -> None:
+        """Give slots the states before rows that are computed again."""
+        for chunk in chunks:
+            if back := self._kv.lengths[chunk.slot] - chunk.start:
+                self._recurrent.take_back(chunk.slot, back)
+
     def _grouped(self, chunks: Sequence[Chunk]) -> tuple[list[AttentionGroup], list[int]]:
         """Return the groups of chunks that attend together, and the indices of the chunks in their order."""
-        segments = [Segment(chunk.start, len(chunk.tokens), *self._kv.place(chunk.slot)) for chunk in chunks]
+        segments = [
+            Segment(chunk.start, len(chunk.tokens), *self._kv.place(chunk.slot), chunk.ends) for chunk in chunks
+        ]
         grouped = group_segments(segments, self._padding)
         groups = [
             AttentionGroup(
@@ -419,19 +465,25 @@ class MlxRunner:
         )
         groups, order = self._grouped(chunks)
         ordered = [chunks[index] for index in order]
+        self._given.clear()
         tokens = mx.array([token for chunk in ordered for token in chunk.tokens], dtype=mx.int32)[:, None]
-        offset = _positions(ordered)
+        offset = positions_of(ordered)
         cache = LayerCache(self._config.kv_layers - 1, groups, offset, cpu=self._cpu)
         hidden = mx.concatenate([runs[index].hidden for index in order])[:, None]
         out = self._model.mtp(hidden, self._model.model.embed_tokens(tokens), cache)
         return _as_given(out[:, 0], chunks, order)
 
     def _hidden(
-        self, chunks: Sequence[Chunk], groups: Sequence[AttentionGroup], queries: list[mx.array] | None = None
+        self,
+        chunks: Sequence[Chunk],
+        groups: Sequence[AttentionGroup],
+        queries: list[mx.array] | None = None,
+        *,
+        decode: bool = False,
     ) -> mx.array:
         """Write the KV of chunks in the order of their groups, and return their last hidden states. `queries` is given
         those of each layer."""
-        tokens, offset = mx.array(self._tokens(chunks), dtype=mx.int32)[:, None], _positions(chunks)
+        tokens, offset = mx.array(self._tokens(chunks), dtype=mx.int32)[:, None], positions_of(chunks)
         caches = [
             LayerCache(
                 self._config.kv_place(number),
@@ -441,21 +493,25 @@ class MlxRunner:
                 cpu=self._cpu,
                 queries=queries,
                 writes=layer.kv_source is None,
+                to_ends=self._sees_images_whole(layer.window),
             )
             if layer.kind == "attention"
-            else StateCache(self._recurrent.parts[self._config.state_index(number)], chunks)
+            else StateCache(self._recurrent, self._config.state_index(number), chunks, decode=decode)
             for number, layer in enumerate(self._config.plan)
             if layer.kind != "none"
         ]
         hidden: mx.array = self._model.model(tokens, cache=caches)
         return hidden[:, 0]
 
+    def _sees_images_whole(self, window: int | None) -> bool:
+        """Return whether rows of an image attend to its later ones in a layer with this window."""
+        kind = "none" if self._seen is None else self._seen.bidirectional
+        return kind == "all" or (kind == "windowed" and window is not None)
+
     def _tokens(self, chunks: Sequence[Chunk]) -> list[int]:
         """Return the tokens of chunks, and give the embedding the rows among them, which are -1 each."""
         tokens = [token for chunk in chunks for token in chunk.tokens]
-        if self._rows is None:
-            return tokens
-        self._rows.given = None
+        self._given.clear()
         if not has_rows(tokens):
             return tokens
         ids = np.zeros(len(tokens), np.int32)
@@ -467,7 +523,7 @@ class MlxRunner:
                 ids[part] = chunk.tokens
             else:
                 chunk.embeddings.put(chunk.tokens, ids[part], rows[part])
-        self._rows.given = mx.array(rows)
+        self._given.give(mx.array(rows), mx.array(ids < 0))
         known: list[int] = ids.tolist()
         return known
 
@@ -484,12 +540,6 @@ class MlxRunner:
         if (cap := self._config.logit_cap) is not None:
             logits = mx.tanh(logits / cap) * cap
         return logits
-
-
-def _positions(chunks: Sequence[Chunk]) -> mx.array:
-    """Return the positions of the rows of chunks, int32 [rows]."""
-    positions = [chunk.position_at(offset) for chunk in chunks for offset in range(len(chunk.tokens))]
-    return mx.array(positions, dtype=mx.int32)
 
 
 def _as_given(hidden: mx.array, chunks: Sequence[Chunk], order: Sequence[int]) -> mx.array:

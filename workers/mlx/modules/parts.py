@@ -153,7 +153,12 @@ class ExactlyScaled(nn.Module):  # type: ignore[misc]
     def __init__(self, embedding: nn.Module, scale: float) -> None:
         super().__init__()
         self.embedding = embedding
-        self._factor = scale / mx.array(scale, mx.bfloat16).item()
+        self._factor = scale / float(np.array(mx.array(scale, mx.bfloat16).astype(mx.float32)))
+
+    @property
+    def factor(self) -> float:
+        """What undoes the rounding, of embeddings that are not in bfloat16."""
+        return self._factor
 
     def __call__(self, tokens: mx.array) -> mx.array:
         embedded: mx.array = self.embedding(tokens)

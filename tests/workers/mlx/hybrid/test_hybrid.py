@@ -58,7 +58,6 @@ def test_a_state_moves_with_its_rows(hybrid: Path, load: Load) -> None:
     for length, back in ((23, 1), (25, -1)):
         with pytest.raises(ValueError, match=f"length: {back} rows of slot 0 to take back, 0 can be"):
             runner.read_state(0, length)
-    assert runner.capabilities.decode_rows == 0
     runner.copy_prefix(0, 1, 24)
     expected = runner.logits(chunk)
     assert (runner.logits(Chunk(1, prompt[24:], 24, 24)) == expected).all()
@@ -73,6 +72,50 @@ def test_a_state_moves_with_its_rows(hybrid: Path, load: Load) -> None:
         runner.write_state(2, b"x")
     with pytest.raises(ValueError, match="rows of slot 1 to take back"):
         runner.logits(Chunk(1, prompt[30:], 30, 30))
+
+
+def test_rows_of_a_decode_step_are_taken_back(hybrid: Path, load: Load) -> None:
+    """They are computed one after the other: the states are those of steps of one row."""
+    runner, tokens = load(hybrid, slots=4, dtype="bfloat16"), tokens_of(40)
+    most = runner.capabilities.rollback_rows
+    assert (most, runner.capabilities.decode_rows) == (8, 12)
+    runner.prefill([Chunk(0, tokens[:20], 0, 0), Chunk(1, tokens[:20], 0, 0)], [None, None])
+    states = [bytes(runner.read_state(0))]
+    for at in range(20, 24):
+        runner.decode([DecodeRow(0, tokens[at], at, at, GREEDY)])
+        states.append(bytes(runner.read_state(0)))
+
+    def drafted(start: int, drafts: tuple[int, ...]) -> list[int | None]:
+        rows = [DecodeRow(1, token, start + at, start + at, GREEDY) for at, token in enumerate(drafts)]
+        return runner.decode([DecodeRow(2, 5, 0, 0, GREEDY), *rows])[1:]
+
+    before = runner.memory()["kv"]
+    drafted(20, (tokens[20], 7, 8, 9))
+    assert runner.memory()["kv"] > before
+    runner.reset(2)
+    second = drafted(21, tokens[21:24])  # the drafts were wrong, and are overwritten
+    assert bytes(runner.read_state(1)) == states[4]
+    assert [bytes(runner.read_state(1, length)) for length in range(21, 25)] == states[1:]
+    for length, back in ((20, 4), (25, -1)):
+        with pytest.raises(ValueError, match=f"length: {back} rows of slot 1 to take back, 3 can be"):
+            runner.read_state(1, length)
+    runner.copy_prefix(1, 3, 22)
+    assert bytes(runner.read_state(3)) == states[2]
+    runner.copy_prefix(1, 1, 22)
+    assert bytes(runner.read_state(1)) == states[2]
+    runner.reset(2)
+    assert drafted(22, tokens[22:24]) == second[1:]
+    assert runner.decode([DecodeRow(3, tokens[22], 22, 22, GREEDY)]) == second[1:2]
+    with pytest.raises(ValueError, match=f"a step takes {most}"):
+        runner.decode([DecodeRow(0, 1, 24 + at, 24 + at, GREEDY) for at in range(9)])
+
+
+def test_gate_with_drafts(hybrid: Path) -> None:
+    report = run_gate(
+        lambda: load_runner(hybrid, slots=4, context=96), requests=8, longest=30, max_tokens=12, speculates=True
+    )
+    assert report.drafted > 10
+    assert 0 < report.accepted < report.drafted
 
 
 def test_a_reset_slot_has_the_initial_state(hybrid: Path, load: Load) -> None:
