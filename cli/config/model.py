@@ -116,7 +116,7 @@ def worker_spec(
             if (field := _SPEC_NAMES.get(name, name)) in WorkerSpec.__struct_fields__
         },
         log_level=settings.log_level,
-        scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
+        scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S, images=True),
     )
 
 
