@@ -99,6 +99,7 @@ def worker_spec(
         prefix_cache_bytes=tier_bytes(settings),
         prefix_cache_dir=settings.prefix_cache_dir,
         state_cache_bytes=settings.state_cache_bytes,
+        image_cache_bytes=settings.image_cache_bytes,
         embeddings=settings.enable_prompt_embeds,
         parse_special=settings.parse_special,
         generation_config=settings.generation_config,

@@ -93,7 +93,7 @@ class ImageEncodings:
             ended = self._clock()
             longest = max(longest, ended - part_began)
             self.seconds += ended - part_began
-            if ended - began + longest > until:
+            if ended - began + longest >= until:
                 break
         return failed
 

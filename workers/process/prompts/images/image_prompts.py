@@ -91,7 +91,10 @@ class ImagePrompts:
     def _check_sizes(self, images: ImageSource, source: ChatInput, order: Sequence[int]) -> None:
         rows, config = 0, images.config
         for index in order:
-            rows += images.tokens_of(source.images[index])
+            try:
+                rows += images.tokens_of(source.images[index])
+            except ImageRefused as error:
+                raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
             if rows >= self._context:
                 text = f"the images up to this one take {rows} tokens, which leave no room in {self._context}"
                 raise PromptRefused(ErrorCode.CONTEXT, text, _field(source, index))

@@ -36,7 +36,7 @@ class ImageSource(Protocol):
         """The vision tower."""
 
     def tokens_of(self, image: Image) -> int:
-        """Return the number of rows of an image by its stated sides, without decoding it."""
+        """Return the number of rows of an image by its stated sides, without decoding it. Raises `ImageRefused`."""
 
     def prepare(self, image: Image) -> PreparedSource:
         """Decode and preprocess an image. Raises `ImageRefused` for a broken one, or one out of bounds."""
