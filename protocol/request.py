@@ -178,8 +178,7 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
 
     @property
     def image_problem(self) -> str:
-        """What is wrong with the images and their places, which no bound of a single field tells; empty if nothing
-        is."""
+        """The problem with the images and their places that no bound of a single field tells; empty for none."""
         if (size := self.image_bytes) > MAX_IMAGE_BYTES:
             return f"the images have {size} bytes together, {MAX_IMAGE_BYTES} are allowed"
         if any(each.width * each.height > MAX_IMAGE_PIXELS for each in self.images):

@@ -107,7 +107,7 @@ class EngineSequence:
 
     @property
     def shift(self) -> int:
-        """What is added to the cache row of a token behind the prompt, for its position."""
+        """The difference between the position of a token behind the prompt and its cache row."""
         images = self.request.images
         return self.left_out if images is None else images.shift(len(self.request.prompt))
 

@@ -18,7 +18,7 @@ from workers.vision.image_refused import ImageRefused
 from workers.vision.patches import ImagePatches
 
 PLACEHOLDER = "<|image|>"
-"""What stands for an image in a prompt, and, as often as it has rows, for each of them."""
+"""The text for an image in a prompt, and for each of its rows."""
 IMAGE_TOKEN = 255
 """The byte that is in no UTF-8 text."""
 WIDTH = 8
@@ -67,8 +67,8 @@ class ScriptedImageProcessor:
         patches = GROUP * rows * columns
         # Two files of equal bytes and other stated sides are two images.
         key = hashlib.blake2b(f"{image.width}x{image.height}:".encode() + image.data, key=_CHECKPOINT).digest()[:16]
-        drawn = np.frombuffer(hashlib.shake_128(key).digest(patches * PATCH_VALUES), np.uint8)
-        values = drawn.astype(np.float32).reshape(patches, PATCH_VALUES) / np.float32(255)
+        noise = np.frombuffer(hashlib.shake_128(key).digest(patches * PATCH_VALUES), np.uint8)
+        values = noise.astype(np.float32).reshape(patches, PATCH_VALUES) / np.float32(255)
         grid = (2 * rows, 2 * columns)
         places = np.stack(np.divmod(np.arange(patches, dtype=np.int32), np.int32(2 * columns)), axis=1)
         part = ImagePatches(values, grid, places.astype(np.int32), key, tokens=(rows, columns))

@@ -385,9 +385,9 @@ class ScriptedRunner:
         ends = chunk.ends or ()
         last = chunk.start + len(chunk.tokens)
         rows = list(enumerate(zip(chunk.tokens, ends, strict=False), chunk.start))
-        spans = {end: [row for row, (token, other) in rows if token < 0 and other == end] for end in set(ends)}
+        images = {end: [row for row, (token, other) in rows if token < 0 and other == end] for end in set(ends)}
         known = all(end == row + 1 or token < 0 for row, (token, end) in rows)
-        whole = all(not span or (span[-1] + 1 == end and end <= last) for end, span in spans.items())
+        whole = all(not image or (image[-1] + 1 == end and end <= last) for end, image in images.items())
         if len(ends) != len(chunk.tokens) or not known or not whole:
             raise self._violation(f"ends {ends} of a chunk at row {chunk.start}")
 

@@ -63,7 +63,7 @@ def turns(
 ) -> list[dict[str, Any]]:
     """Return the messages for the template, with the texts of `values`. What a message does not have is undefined.
 
-    `write` writes calls that are part of the text, and `images` says how the template takes images. Raises
+    `write` writes calls that are part of the text, and `images` is the form in which the template takes images. Raises
     `ArgumentsError`.
     """
     made: list[dict[str, Any]] = []

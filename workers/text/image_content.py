@@ -17,10 +17,10 @@ _TEXT = "Sample text."
 
 @dataclass(frozen=True, slots=True)
 class ImageContent:
-    """How a template takes images."""
+    """The form in which a template takes images."""
 
     placeholder: str
-    """What it writes for an image, or has in a text for one."""
+    """The text that it writes for an image."""
     parts: bool = False
     """It takes a list of parts."""
     always: bool = False

@@ -30,11 +30,11 @@ class ImageRows:
         self._index = {number: row for numbers, rows in images for number, row in zip(numbers, rows, strict=True)}
 
     def has(self, number: int) -> bool:
-        """See `GivenRows.has`."""
+        """See `ChunkRows.has`."""
         return number in self._index
 
     def put(self, tokens: Sequence[int], ids: NDArray[np.int32], out: NDArray[np.float32]) -> None:
-        """See `GivenRows.put`."""
+        """See `ChunkRows.put`."""
         for at, token in enumerate(tokens):
             if token >= 0:
                 ids[at] = token

@@ -41,7 +41,7 @@ class PromptEncoder:
         self._placeholder = placeholder
         self._placeholders = ControlTokens([placeholder] if placeholder else ())
         self._content: ImageContent | None = None
-        """How the template takes images. Found when needed."""
+        """The form in which the template takes images. Found when needed."""
         self._pinned = PinnedPrefixes(lambda source: self._rendered(source)[1:], self._encode_rendered)
         self._styles: dict[bool, MessageStyle | None] = {}
         """The shape of tool calls for the chat template, with tools in the request and without. Found when needed."""

@@ -28,7 +28,7 @@ class ChatImages:
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
-        """What replaces each placeholder."""
+        """The texts that replace the placeholders."""
         return tuple(prepared.text for _, prepared in self.placed)
 
     def prompt(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], PromptImages]:
@@ -42,10 +42,10 @@ class ChatImages:
         used = 0
         for image, prepared in self.placed:
             for patches in prepared.parts:
-                span = places[used : used + patches.count]
-                if len(span) < patches.count or span[-1] - span[0] != patches.count - 1:
+                run = places[used : used + patches.count]
+                if len(run) < patches.count or run[-1] - run[0] != patches.count - 1:
                     raise _other_tokens(image)
-                images.append(PlacedImage(span[0], patches, image.field))
+                images.append(PlacedImage(run[0], patches, image.field))
                 used += patches.count
         if used != len(places):
             raise _other_tokens(self.placed[-1][0])

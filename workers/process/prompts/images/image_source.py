@@ -12,7 +12,7 @@ class PreparedSource(Protocol):
 
     @property
     def text(self) -> str:
-        """What replaces the placeholder in the rendered prompt: it has the text of the image token once for each
+        """The text that replaces the placeholder in the rendered prompt, with that of the image token once for each
         row."""
 
     @property
@@ -25,7 +25,7 @@ class ImageSource(Protocol):
 
     @property
     def placeholder(self) -> str:
-        """What the chat template writes for an image."""
+        """The text that the chat template writes for an image."""
 
     @property
     def image_token(self) -> int:

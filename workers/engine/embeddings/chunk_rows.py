@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class GivenRows(Protocol):
+class ChunkRows(Protocol):
     """Rows that a client has given (`PromptEmbeddings`), or a vision tower (`ImageRows`). They are never changed."""
 
     @property
