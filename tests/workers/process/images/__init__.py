@@ -1,0 +1,1 @@
+"""Images over the link of a worker."""
