@@ -281,10 +281,15 @@ def check_finite(runner: Runner, setting: str) -> None:
 
 
 def image_source(spec: WorkerSpec, vision: VisionEncoder) -> ImageSource:
-    """Return what prepares images for a vision tower. Raises `LoadRefused` if nothing does."""
+    """Return what prepares images for a vision tower. Raises `LoadRefused` if nothing does, and `CheckpointError` for
+    settings of preprocessing that are not supported."""
     if isinstance(vision, ScriptedVision):
         return ScriptedImageProcessor()
-    raise LoadRefused(f"vision: no image processor is known for {spec.model_name}: serve it with --no-vision")
+    from workers.vision.processor import ImageProcessor
+
+    if (processor := ImageProcessor.of(Path(spec.model_path))) is None:
+        raise LoadRefused(f"vision: {spec.model_name} has no preprocessing of images: serve it with --no-vision")
+    return processor
 
 
 def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:

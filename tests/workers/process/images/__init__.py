@@ -1,1 +1,0 @@
-"""Images over the link of a worker."""
