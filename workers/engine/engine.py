@@ -297,7 +297,7 @@ class BatchEngine:
         """Compute parts of the images that prompts wait for, and drop rows of which none has a need."""
         needed = self._scheduler.needed_images()
         rows.trim(needed)
-        if not needed:
+        if not needed and not images.active:
             return
         failed = images.step(self._scheduler.image_wants(), needed, now, decoding=self._scheduler.active_rows > 0)
         for image in failed:

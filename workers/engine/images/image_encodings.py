@@ -62,6 +62,11 @@ class ImageEncodings:
         self.seconds = 0.0
         """Time that the tower took."""
 
+    @property
+    def active(self) -> bool:
+        """An image is being computed."""
+        return self._open is not None
+
     def record_decode(self, seconds: float) -> None:
         """Record the duration of a decode step."""
         self._decode_s += WEIGHT * (seconds - self._decode_s) if self._decode_s else seconds

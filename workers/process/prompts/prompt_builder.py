@@ -163,7 +163,8 @@ class PromptBuilder:
         if isinstance(submit.input, EmbeddedInput):
             tokens, embeddings = embedded_prompt(submit.input, self._context)
         else:
-            images = self._images.prepare(submit.input, wanted) if isinstance(submit.input, ChatInput) else None
+            if isinstance(submit.input, ChatInput):
+                images = self._images.prepare(submit.input, wanted, submit.tenant)
             tokens = self._encoder.tokens(submit.input, images)
         numbered = tokens
         if images is not None:

@@ -1,6 +1,6 @@
 """Prompts with images for the scripted runner, as the prompt builder makes them, and engines that count."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from protocol.request import Image
@@ -44,9 +44,8 @@ def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> Eng
 
 
 def runner(**options: Any) -> ScriptedRunner:
-    return ScriptedRunner(
-        **{"images": True, "mrope": True, "slots": 4, "context": 512, "prefill_chunks": (16, 64)} | options
-    )
+    defaults: dict[str, Any] = {"images": True, "mrope": True, "slots": 4, "context": 512, "prefill_chunks": (16, 64)}
+    return ScriptedRunner(**defaults | options)
 
 
 class Engine:
@@ -54,8 +53,8 @@ class Engine:
 
     def __init__(self, device: ScriptedRunner | None = None, wrapped: Any = None, **options: Any) -> None:
         self.runner = device or runner()
-        prefixes = PrefixPolicy(min_tokens=1)
-        defaults = {"max_queue": 64, "step_tokens": 64, "prefixes": prefixes, "state_cache_bytes": 1 << 20}
+        defaults: dict[str, Any] = {"max_queue": 64, "step_tokens": 64, "state_cache_bytes": 1 << 20}
+        defaults["prefixes"] = PrefixPolicy(min_tokens=1)
         self.engine = BatchEngine(wrapped or self.runner, **defaults | options)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, SequenceEnd] = {}
@@ -95,7 +94,3 @@ class Engine:
 def cold(asked: EngineRequest, **kind: Any) -> list[int]:
     """The tokens of a request alone on a new engine."""
     return Engine(runner(**kind)).run(asked).tokens[asked.stream]
-
-
-def streams(requests: Sequence[EngineRequest]) -> list[int]:
-    return [each.stream for each in requests]

@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import structlog
-
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Image
 from workers.engine.images.prompt_images import PlacedImage, PromptImages
 from workers.process.prompts.images.image_source import ImageSource, PreparedSource
 from workers.process.prompts.images.patch_memory import PatchMemory
+from workers.process.prompts.images.recent_images import RECENT_BYTES, RecentImages
 from workers.process.prompts.refusal import PromptCancelled, PromptRefused, unsupported
 from workers.vision.image_refused import ImageRefused
 from workers.vision.mrope import axes_of
@@ -61,17 +60,26 @@ class ChatImages:
 class ImagePrompts:
     """Prepares the images of chats, for one model. Used by one thread at a time."""
 
-    def __init__(self, source: ImageSource | None, context: int, memory: PatchMemory | None = None) -> None:
+    def __init__(
+        self,
+        source: ImageSource | None,
+        context: int,
+        memory: PatchMemory | None = None,
+        recent_bytes: int = RECENT_BYTES,
+    ) -> None:
         """Without a `source` images are refused. An image whose rows cannot fit into `context` tokens is refused before
-        it is decoded."""
+        it is decoded. The patches of the last images are kept, up to `recent_bytes`."""
         self._source = source
         self._context = context
         self._memory = memory or PatchMemory()
-        self._log = structlog.get_logger()
+        self._recent = RecentImages(recent_bytes)
 
-    def prepare(self, source: ChatInput, wanted: Callable[[], bool]) -> ChatImages | None:
-        """Return the images of a chat; None if it has none. Raises `PromptRefused` with the field of the image that
-        cannot be used, and `PromptCancelled` between two images if the chat is not `wanted` any more."""
+    def prepare(self, source: ChatInput, wanted: Callable[[], bool], tenant: str | None = None) -> ChatImages | None:
+        """Return the images of a chat; None if it has none. Those of a `tenant` are kept for its next requests.
+
+        Raises `PromptRefused` with the field of the image that cannot be used, and `PromptCancelled` between two images
+        if the chat is not `wanted` any more.
+        """
         if not source.images and not any(message.images for message in source.messages):
             return None
         if problem := source.image_problem:
@@ -85,7 +93,7 @@ class ImagePrompts:
             if index not in prepared:
                 if not wanted():
                     raise PromptCancelled
-                prepared[index] = self._prepared(self._source, source, index)
+                prepared[index] = self._prepared(self._source, source, index, tenant)
         return ChatImages(self._source, tuple((source.images[index], prepared[index]) for index in order))
 
     def _check_sizes(self, images: ImageSource, source: ChatInput, order: Sequence[int]) -> None:
@@ -100,16 +108,23 @@ class ImagePrompts:
                 raise PromptRefused(ErrorCode.CONTEXT, text, _field(source, index))
         size = rows * config.group * config.patch_values * FLOAT_BYTES
         if not self._memory.fits(size):
+            self._recent.clear()
+        if not self._memory.fits(size):
             text = f"the images take {size} bytes beside those of other requests, {self._memory.max_bytes} are at most"
             raise PromptRefused(ErrorCode.OVERLOADED, text, _field(source, order[0]), RETRY_S)
 
-    def _prepared(self, images: ImageSource, source: ChatInput, index: int) -> PreparedSource:
+    def _prepared(self, images: ImageSource, source: ChatInput, index: int, tenant: str | None) -> PreparedSource:
+        image = source.images[index]
+        if tenant is not None and (known := self._recent.find(tenant, image)) is not None:
+            return known
         try:
-            prepared = images.prepare(source.images[index])
+            prepared = images.prepare(image)
         except ImageRefused as error:
             raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
         for part in prepared.parts:
             self._memory.hold(part.values)
+        if tenant is not None:
+            self._recent.add(tenant, image, prepared)
         return prepared
 
 

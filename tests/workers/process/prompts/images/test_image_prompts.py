@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from protocol.bounds import MAX_IMAGE_BYTES
 from protocol.commands import Tokenize
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, Image, ImagePlace, Message, Pin, ToolCall
+from protocol.request import ChatInput, Image, ImagePlace, Limits, Message, Pin, ToolCall
 from tests.workers.process.harness.gateway_peer import submit
 from workers.load_options import SparseSettings
+from workers.local_model import LocalModel
 from workers.process.prompts.cost import input_cost, tokenize_cost
 from workers.process.prompts.images.image_prompts import ImagePrompts
 from workers.process.prompts.images.patch_memory import PatchMemory
@@ -257,3 +258,37 @@ def test_the_patches_of_all_prompts_are_within_a_bound() -> None:
     assert alone is not None
     assert memory.used == 8 * size, "a prompt that is alone may take more"
     assert np.isfinite(alone.placed[0][1].parts[0].values).all()
+
+
+def test_a_file_is_prepared_once_for_the_requests_of_a_tenant() -> None:
+    prepared: list[Image] = []
+    source = ScriptedImageProcessor()
+    prepare: Callable[[Image], Any] = source.prepare
+    source.prepare = lambda image: prepared.append(image) or prepare(image)  # type: ignore[method-assign,func-returns-value]
+    size = 8 * GROUP * PATCH_VALUES * 4
+    images = ImagePrompts(source, 4096, recent_bytes=size)
+
+    def ask(tenant: str | None, *given: Image) -> int:
+        before = len(prepared)
+        places = [(at, 0) for at in range(len(given))]
+        assert images.prepare(chat("x", *places, images=given), lambda: True, tenant) is not None
+        return len(prepared) - before
+
+    assert [ask("a", CAT), ask("a", CAT), ask("b", CAT), ask("a", CAT)] == [1, 0, 1, 1], "one fits, of one tenant"
+    assert ask("a", replace(CAT, detail="low")) == 1
+    assert [ask(None, CAT), ask(None, CAT)] == [1, 1], "of a query nothing is kept"
+    memory = PatchMemory(size)
+    images = ImagePrompts(source, 4096, memory)
+    assert ask("a", CAT) == 1
+    assert memory.used == size
+    assert ask("a", DOT) == 1, "what is kept gives way"
+    assert memory.used == size // 8
+
+
+def test_a_model_in_process_takes_images() -> None:
+    with LocalModel.load("", backend="scripted", scripted={"images": True}) as model:
+        one = model.generate(chat("see it", (0, 4)), limits=Limits(max_tokens=4))
+        two = model.generate(
+            chat("see it", (0, 4), images=(replace(CAT, data=b"\x89PNGdog"),)), limits=Limits(max_tokens=4)
+        )
+        assert one.tokens != two.tokens
