@@ -135,7 +135,7 @@ class Scheduler:
     def expire(self, now: float) -> list[EngineSequence]:
         """Remove the sequences whose prefill has not begun within the time for which they may wait."""
         held = chain(self._prefilling.values(), self._reporting.values())
-        late = [each for each in held if not each.started and now - each.submitted_at >= each.request.queue_s]
+        late = [each for each in held if not each.begun and now - each.submitted_at >= each.request.queue_s]
         late += self._waiting.expired(now)
         late += [each for each in self._scoring.values() if now - each.submitted_at >= each.request.queue_s]
         for sequence in late:

@@ -101,6 +101,11 @@ class EngineSequence:
         return self.request.prompt_logprobs and not self.request.resume and not self.preemptions
 
     @property
+    def begun(self) -> bool:
+        """Its prefill has begun, or the encoding of an image of it."""
+        return self.started or self.images_encoded > 0
+
+    @property
     def left_out(self) -> int:
         """Tokens of its prompt that have no cache row."""
         return 0 if self.kept is None else self.kept.left_out

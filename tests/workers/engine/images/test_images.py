@@ -152,6 +152,20 @@ def test_a_prompt_keeps_its_rows_beyond_the_bound() -> None:
     assert engine.engine.gauges().image_cache_bytes == 0
 
 
+def test_a_prompt_whose_image_is_being_encoded_waits_for_no_turn_any_more() -> None:
+    seconds = [0.0]
+    engine = Engine(clock=lambda: seconds[0]).submit(request(9, "Go on.", max_tokens=60))
+    engine.until(lambda: len(engine.tokens[9]) == 2)
+    begun, waiting = request(1, CAT, "?", queue_s=1.0), request(2, DOG, "?", queue_s=1.0)
+    engine.submit(begun, waiting)
+    engine.step()
+    assert engine.tower.open == 1
+    seconds[0] = 2.0
+    engine.until(lambda: engine.engine.idle)
+    assert {stream: each.code for stream, each in engine.failures.items()} == {2: ErrorCode.QUEUE_TIMEOUT}
+    assert engine.tokens[1] == cold(begun)
+
+
 class Broken:
     """A tower that fails with one image."""
 
