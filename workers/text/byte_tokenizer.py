@@ -1,6 +1,7 @@
 """Byte-level tokenizer without files: one token per byte. For scripted workers and for tests without a model."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from protocol.request import TemplateOptions
@@ -51,16 +52,20 @@ class ByteTokenizer:
     token."""
 
     vocab_size = 257
+    longest_token = 1
     eos_ids = frozenset({EOS_ID})
     template_text = ""
     response_template: Any = None
+    added_tokens: Mapping[str, int] = MappingProxyType({})
+    _control, _control_id, _controls = "", -1, ControlTokens(())
 
     def __init__(self, control_token: str = "", control_id: int = -1) -> None:
         """`control_id` is a byte that UTF-8 does not have."""
-        self._control, self._control_id = control_token, control_id
-        self._controls = ControlTokens([control_token] if control_token else ())
-        self.longest_token = max(1, len(control_token))
-        self.added_tokens: Mapping[str, int] = {control_token: control_id} if control_token else {}
+        if control_token:
+            self._control, self._control_id = control_token, control_id
+            self._controls = ControlTokens([control_token])
+            self.longest_token = len(control_token)
+            self.added_tokens = {control_token: control_id}
         self.chat = ByteChatFormat()
         self.infill: InfillFormat | None = ByteInfillFormat()
 
