@@ -111,6 +111,7 @@ def _texts(source: TextInput | ChatInput | InfillInput) -> Iterator[str]:
             yield f"{source.tools_json}{_SEPARATOR}{source.options}"
             for message in source.messages:
                 yield from _message_texts(message)
+                yield from _image_texts(message, source)
         case InfillInput(prefix, suffix):
             yield f"{prefix}{_SEPARATOR}{suffix}"
 
@@ -123,3 +124,11 @@ def _message_texts(message: Message) -> Iterator[str]:
         yield f"{_FIELD}{message.name}{_FIELD}{message.reasoning}{_FIELD}{message.tool_call_id}"
     for call in message.tool_calls:
         yield f"{_FIELD}{call.name}{_FIELD}{call.arguments}"
+
+
+def _image_texts(message: Message, source: ChatInput) -> Iterator[str]:
+    """Yield where the images of a message are, and digests of their files."""
+    for place in message.images:
+        if place.image < len(source.images):  # otherwise the worker refuses the prompt
+            digest = hashlib.blake2b(source.images[place.image].data, digest_size=TOKEN_BYTES * TOKEN_BYTES).hexdigest()
+            yield f"{_FIELD}{place.at}{_FIELD}{digest}"

@@ -41,6 +41,7 @@ from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.loading import Loaded, load
 from workers.process.output_processor import EngineOutput, OutputProcessor
 from workers.process.prompts.embedded_prompt import embedded_prompt, encoded_rows
+from workers.process.prompts.images.image_source import ImageSource
 from workers.process.prompts.refusal import PromptRefused
 from workers.process.spec import WorkerSpec
 from workers.text.tokenizer import Tokenizer
@@ -164,14 +165,17 @@ class LocalModel:
         eos_ids: frozenset[int] = frozenset(),
         grammars: GrammarCompiler | None = None,
         formats: ChosenFormats = NO_FORMATS,
+        images: ImageSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`eos_ids` end the answers of a model without a tokenizer. `grammars` is closed with the model."""
+        """`eos_ids` end the answers of a model without a tokenizer. `grammars` is closed with the model. `images`
+        prepares images, for a model with a vision tower."""
         self._grammars = grammars
         self._engine = engine
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self._formats = formats
+        self._images = images
         self._clock = clock
         self._streams = count(1)
         self._stream = 0
@@ -211,6 +215,7 @@ class LocalModel:
             eos_ids=loaded.eos_ids,
             grammars=loaded.grammars,
             formats=loaded.formats,
+            images=loaded.images,
         )
 
     def __enter__(self) -> Self:
@@ -318,6 +323,7 @@ class LocalModel:
             grammars=self._grammars,
             formats=self._formats,
             vocab_size=capabilities.vocab_size,
+            images=self._images,
         )
         name, limits = f"local-{stream}", limits or Limits()
         submit = Submit(

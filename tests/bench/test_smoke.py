@@ -169,6 +169,10 @@ OUTPUT: dict[str, list[str]] = {
         ),
         rf"^ +1 +{P}( +{P}){{6}} +{N}$",
     ],
+    "bench/overhead/image_memory.py": [
+        rf"^50 requests, {N} cancelled, {N} images encoded, {N} hits$",
+        r"^cache of rows: [1-9]\d* bytes at most, 32768 allowed$",
+    ],
     "bench/overhead/worker.py": [
         r"^4 streams x 50 tokens: 200 token events in [1-9]\d* steps$",
         rf"^whole process +{P} tokens/s +{P} messages/s$",

@@ -44,6 +44,8 @@ from protocol.request import (
     EmbeddedInput,
     EmbeddingRows,
     Grammar,
+    Image,
+    ImagePlace,
     InfillInput,
     Limits,
     Message,
@@ -118,6 +120,19 @@ COMMANDS: dict[str, Command] = {
         8,
         "msg_8",
         ChatInput((Message("system", "Be brief."), Message("user", "Hi")), pins=(Pin(1, 300), Pin(1, 3600, 2))),
+        Sampling(),
+        Limits(),
+    ),
+    "submit_chat_images": Submit(
+        9,
+        "chatcmpl-9",
+        ChatInput(
+            (Message("user", "Which is larger?", images=(ImagePlace(0, 0), ImagePlace(1, 0))),),
+            images=(
+                Image("png", 2, 3, b"\x89PNG"),
+                Image("jpeg", 640, 480, b"\xff\xd8", "low", "messages[0].content[1]"),
+            ),
+        ),
         Sampling(),
         Limits(),
     ),
@@ -218,6 +233,7 @@ EVENTS: dict[str, Event] = {
     ),
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
     "ready_mtp": Ready(Capabilities(chat=True, mtp=True)),
+    "ready_images": Ready(Capabilities(chat=True, images=True)),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
     "step_segments": Step(

@@ -37,6 +37,8 @@ from protocol.request import (
     EmbeddedInput,
     EmbeddingRows,
     Grammar,
+    Image,
+    ImagePlace,
     InfillInput,
     Limits,
     Message,
@@ -64,6 +66,8 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     ToolCall: lambda inner: Submit(
         1, "r", ChatInput((Message("assistant", "", tool_calls=(inner,)),)), Sampling(), Limits()
     ),
+    Image: lambda inner: Submit(1, "r", ChatInput((Message("user", "x"),), images=(inner,)), Sampling(), Limits()),
+    ImagePlace: lambda inner: Submit(1, "r", ChatInput((Message("user", "x", images=(inner,)),)), Sampling(), Limits()),
     Pin: lambda inner: Submit(1, "r", ChatInput((Message("user", "x"),), pins=(inner,)), Sampling(), Limits()),
     ToolChoice: lambda inner: Submit(
         1, "r", ChatInput((Message("user", "x"),), tool_choice=inner), Sampling(), Limits()

@@ -89,7 +89,7 @@ class SlotQueue:
     def add(self, sequence: EngineSequence, now: float) -> None:
         """Add a sequence that has waited for some time, or not at all."""
         stream, request = sequence.request.stream, sequence.request
-        expires_at = math.inf if sequence.started else sequence.submitted_at + request.queue_s
+        expires_at = math.inf if sequence.begun else sequence.submitted_at + request.queue_s
         overdue_at = now + PATIENCE_S - sequence.waited_s(now)
         waiting = self._waiting[stream] = _QueuedSequence(sequence, level_of(sequence, now), overdue_at, expires_at)
         if waiting.level != OVERDUE:
