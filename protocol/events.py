@@ -63,6 +63,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     """The hidden size of the model: rows of so many numbers are accepted in `EmbeddedInput`. 0 accepts none."""
     mtp: bool = False
     """The model's own head for multi-token prediction drafts tokens."""
+    images: bool = False
+    """The model has a vision tower: `ChatInput.images` are accepted."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

@@ -44,6 +44,8 @@ from protocol.request import (
     EmbeddedInput,
     EmbeddingRows,
     Grammar,
+    Image,
+    ImagePlace,
     InfillInput,
     Limits,
     Message,
@@ -159,6 +161,16 @@ COMMANDS: dict[str, Command] = {
         grammar=Grammar("json_schema", '{"type":"object"}', "response_format"),
         unset=("temperature", "top_p"),
     ),
+    "submit_images": Submit(
+        8,
+        "chatcmpl-8",
+        ChatInput(
+            (Message("user", "What is in ?", images=(ImagePlace(0, 11),)),),
+            images=(Image("png", 640, 480, b"\x89PNG", "low", "messages[0].content[1].image_url", bytes(range(16))),),
+        ),
+        Sampling(),
+        Limits(),
+    ),
     "submit_infill": Submit(
         8, "cmpl-8", InfillInput("def f(x):\n", "\n    return y"), Sampling(), Limits(max_tokens=0), prompt_logprobs=2
     ),
@@ -218,6 +230,7 @@ EVENTS: dict[str, Event] = {
     ),
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
     "ready_mtp": Ready(Capabilities(chat=True, mtp=True)),
+    "ready_images": Ready(Capabilities(chat=True, images=True)),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
     "step_segments": Step(
