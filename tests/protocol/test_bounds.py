@@ -37,6 +37,8 @@ from protocol.request import (
     EmbeddedInput,
     EmbeddingRows,
     Grammar,
+    Image,
+    ImagePlace,
     InfillInput,
     Limits,
     Message,
@@ -68,6 +70,8 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     ToolChoice: lambda inner: Submit(
         1, "r", ChatInput((Message("user", "x"),), tool_choice=inner), Sampling(), Limits()
     ),
+    Image: lambda inner: Submit(1, "r", ChatInput((Message("user", "x"),), images=(inner,)), Sampling(), Limits()),
+    ImagePlace: lambda inner: Submit(1, "r", ChatInput((Message("user", "x", images=(inner,)),)), Sampling(), Limits()),
     Grammar: lambda inner: Submit(1, "r", TextInput(""), Sampling(), Limits(), grammar=inner),
     Sampling: lambda inner: Submit(1, "r", TextInput(""), inner, Limits()),
     Bias: lambda inner: Submit(1, "r", TextInput(""), Sampling(logit_bias=(inner,)), Limits()),
