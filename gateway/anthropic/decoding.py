@@ -40,7 +40,7 @@ from protocol.errors import ErrorCode
 from protocol.events import Tokenized
 from protocol.request import ChatInput, Grammar, Limits, TemplateOptions, ToolChoice
 
-HINTS = Hints(takes={"role": "user, assistant or system"})
+HINTS = Hints(takes={"role": "user, assistant or system", "source.type": "base64 or url, as there are no files here"})
 _TYPED = re.compile(r"(tools|messages\[\d+\]\.content(?:\[\d+\]\.content)?|system)\[(\d+)\]")
 """The path of an element that has a type, at the beginning of a field's path."""
 

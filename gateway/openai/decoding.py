@@ -48,6 +48,7 @@ HINTS = Hints(
     takes={
         "role": "system, developer, user, assistant or tool",
         "content.type": "text or image_url",
+        "image_url.detail": "auto, low or high",
         "response_format.type": "text, json_object or json_schema",
         "tools.type": "function, the only kind of tool here",
         "tool_calls.type": "function, the only kind of tool call here",
