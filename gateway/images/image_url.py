@@ -33,13 +33,15 @@ def parse_image_url(text: str, field: str, allowed: tuple[str, ...]) -> ImageUrl
             raise ValueError
         url = httpx.URL(text)
         host = url.raw_host.decode("ascii").lower().removesuffix(".")
+        if not 0 < (url.port or 80) < 1 << 16:
+            raise ValueError
     except (httpx.InvalidURL, ValueError) as error:
         raise invalid(field, f"`{field}` is not a valid URL") from error
     if url.scheme not in _PORTS or not host:
         raise invalid(field, f"`{field}` is not a URL of http or https")
     if url.userinfo:
         raise invalid(field, f"`{field}`: a URL with a user or a password is not fetched")
-    if _NUMERIC.fullmatch(host) and not _DOTTED.fullmatch(host):
+    if ":" not in host and _NUMERIC.fullmatch(host) and not _DOTTED.fullmatch(host):
         raise invalid(field, f"`{field}`: an address is written in four decimal parts")
     if not any(matches(host, parse_pattern(pattern)) for pattern in allowed):
         text = (

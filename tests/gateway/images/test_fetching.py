@@ -1,0 +1,266 @@
+"""Images by URL: from public addresses of allowed hosts alone, whole, in time, and nowhere else."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import anyio.lowlevel
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+
+from gateway.body_budget import BodyBudget, HeldBody
+from gateway.errors import RequestError
+from gateway.images.addresses import is_public
+from gateway.images.fetching import MAX_AT_ONCE, ImageFetcher
+from gateway.images.image_url import parse_image_url
+from gateway.images.sources import ImageSource
+from protocol.bounds import MAX_IMAGE_BYTES
+from tests.gateway.images.files import PNG
+
+FIELD = "messages[0].content[0].image_url"
+Answer = Callable[[SocketStream], Awaitable[None]]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.127.255.255", "127.0.0.1", "127.255.255.254"),
+        *("169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.192", "192.0.2.1", "192.168.1.1", "198.18.0.1"),
+        *("198.51.100.1", "203.0.113.9", "224.0.0.1", "240.0.0.1", "255.255.255.255", "192.88.99.1"),
+        *("::", "::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b:1::7f00:1"),
+        *("100::1", "2001::1", "2001:db8::1", "2002:7f00:1::", "3fff::1", "fc00::1", "fd00:ec2::254", "fe80::1"),
+        *("fe80::1%eth0", "fec0::1", "ff02::1", "5f00::1", "localhost", "127.1", "0x7f.1", "2130706433", ""),
+    ],
+)
+def test_addresses_that_are_not_public(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "8.8.8.8", "100.128.0.1", "172.32.0.1", "2606:4700::1111", "2a00::1"])
+def test_addresses_that_are_public(address: str) -> None:
+    assert is_public(address)
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed", "problem"),
+    [
+        ("http://example.org/a.png", ("example.com", "*.example.org"), "'example.org' are not fetched"),
+        ("http://example.org.evil.test/", ("example.org",), "are not fetched"),
+        ("http://user@example.org/", ("*",), "user or a password"),
+        ("http://example.org@127.0.0.1/", ("*",), "user or a password"),
+        ("http://example.org:x@/", ("*",), "not a valid URL|user or a password|not a URL"),
+        ("http://example.org\\@127.0.0.1/", ("*",), "not a valid URL"),
+        ("http://exa mple.org/", ("*",), "not a valid URL"),
+        ("http://example.org/\r\nHost: x", ("*",), "not a valid URL"),
+        ("http:///a.png", ("*",), "not a URL of http"),
+        ("httpx://example.org/", ("*",), "not a URL of http"),
+        ("http://[::1", ("*",), "not a valid URL"),
+        ("http://2130706433/", ("*",), "four decimal parts"),
+        ("http://0x7f000001/", ("*",), "four decimal parts"),
+        ("http://0177.0.0.1/", ("*",), "not a valid URL|four decimal parts"),
+        ("http://127.1/", ("*",), "four decimal parts"),
+        ("http://1.2.3.4.5/", ("*",), "four decimal parts"),
+        ("http://example.org:70000/", ("*",), "not a valid URL"),
+    ],
+)
+def test_urls_that_are_refused(url: str, allowed: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(RequestError, match=problem) as caught:
+        parse_image_url(url, FIELD, allowed)
+    assert (caught.value.status, caught.value.field) == (400, FIELD)
+
+
+def test_hosts_are_compared_without_case_and_trailing_dot_and_as_punycode() -> None:
+    assert parse_image_url("HTTPS://EXAMPLE.org./a?b", FIELD, ("example.org",)).host == "example.org"
+    assert parse_image_url("http://bücher.example/", FIELD, ("*.example",)).host == "xn--bcher-kva.example"
+    assert parse_image_url("http://[2606:4700::1]:81/", FIELD, ("*",)).port == 81
+
+
+@dataclass
+class Site:
+    """A server of images on this machine, and the names that were resolved for it."""
+
+    port: int = 0
+    resolved: list[str] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
+    open: int = 0
+    most: int = 0
+    addresses: list[str] = field(default_factory=lambda: ["127.0.0.1"])
+    budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30, 1))
+
+    def fetcher(self, deadline_s: float = 5.0, public: Callable[[str], bool] = "127.0.0.1".__eq__) -> ImageFetcher:
+        async def resolve(host: str, port: int) -> list[str]:
+            self.resolved.append(host)
+            return list(self.addresses)
+
+        return ImageFetcher(("*",), resolve=resolve, public=public, deadline_s=deadline_s)
+
+    async def fetch(
+        self, fetcher: ImageFetcher | None = None, path: str = "/a.png", most: int = MAX_IMAGE_BYTES
+    ) -> bytes:
+        held = HeldBody(self.budget)
+        source = ImageSource(FIELD, "url", f"http://images.test:{self.port}{path}")
+        try:
+            return await (fetcher or self.fetcher()).fetch(source, "anna", most, held)
+        finally:
+            held.release()
+
+
+@asynccontextmanager
+async def site(answer: Answer) -> AsyncIterator[Site]:
+    made = Site()
+
+    async def serve(stream: SocketStream) -> None:
+        made.open += 1
+        made.most = max(made.most, made.open)
+        try:
+            async with stream:
+                made.requests.append(await stream.receive())
+                await answer(stream)
+        except (anyio.BrokenResourceError, anyio.EndOfStream):
+            pass
+        finally:
+            made.open -= 1
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    made.port = listener.extra(SocketAttribute.local_port)
+    async with listener, anyio.create_task_group() as group:
+        group.start_soon(listener.serve, serve)
+        yield made
+        group.cancel_scope.cancel()
+    assert made.budget.held == 0
+
+
+def head(*lines: str, status: str = "200 OK") -> bytes:
+    return "\r\n".join((f"HTTP/1.1 {status}", *lines, "", "")).encode()
+
+
+def whole(data: bytes = PNG, kind: str = "image/png", *lines: str, status: str = "200 OK") -> Answer:
+    async def answer(stream: SocketStream) -> None:
+        await stream.send(head(f"Content-Type: {kind}", f"Content-Length: {len(data)}", *lines, status=status) + data)
+
+    return answer
+
+
+async def endless(stream: SocketStream) -> None:
+    await stream.send(head("Content-Type: image/png"))
+    while True:
+        await stream.send(b"x" * 65536)
+
+
+async def drip(stream: SocketStream) -> None:
+    await stream.send(head("Content-Type: image/png"))
+    while True:
+        await stream.send(b"x")
+        await anyio.sleep(0.01)
+
+
+async def silent(stream: SocketStream) -> None:
+    await stream.receive()
+
+
+@pytest.mark.anyio
+async def test_an_image_is_fetched_from_the_address_that_was_checked_under_its_own_name() -> None:
+    async with site(whole()) as made:
+        assert await made.fetch(path="/a.png?b=c#d") == PNG
+        (request,) = made.requests
+        lines = request.decode().lower().split("\r\n")
+        assert lines[0] == "get /a.png?b=c http/1.1"
+        assert f"host: images.test:{made.port}" in lines
+        assert "accept-encoding: identity" in lines
+        assert not any(line.startswith(("cookie", "authorization", "referer")) for line in lines)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("answer", "most", "problem"),
+    [
+        pytest.param(whole(status="500 No"), 1 << 20, "status 500", id="status"),
+        pytest.param(
+            whole(PNG, "image/png", "Location: http://127.0.0.1/", status="302 Found"),
+            1 << 20,
+            "redirects",
+            id="redirect",
+        ),
+        pytest.param(whole(status="404 Not Found"), 1 << 20, "status 404", id="missing"),
+        pytest.param(whole(kind="text/html"), 1 << 20, "'text/html'", id="type"),
+        pytest.param(whole(PNG, "image/png", "Content-Encoding: gzip"), 1 << 20, "compresses", id="gzip bomb"),
+        pytest.param(whole(), len(PNG) - 1, "have over", id="length"),
+        pytest.param(endless, 1 << 20, "have over", id="endless"),
+    ],
+)
+async def test_answers_that_are_refused(answer: Answer, most: int, problem: str) -> None:
+    async with site(answer) as made:
+        with pytest.raises(RequestError, match=problem) as caught:
+            await made.fetch(most=most)
+        assert (caught.value.status, caught.value.field) == (400, FIELD)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("answer", [drip, silent])
+async def test_a_slow_server_has_one_deadline_for_all(answer: Answer) -> None:
+    async with site(answer) as made:
+        with pytest.raises(RequestError, match=r"within 0\.15 s"):
+            await made.fetch(made.fetcher(deadline_s=0.15))
+
+
+@pytest.mark.anyio
+async def test_a_name_is_resolved_once_and_none_of_its_addresses_may_be_private() -> None:
+    async with site(whole()) as made:
+        fetcher = made.fetcher()
+        assert await made.fetch(fetcher) == PNG
+        assert made.resolved == ["images.test"]
+        made.addresses = ["127.0.0.1", "127.0.0.2"]
+        for _ in range(2):
+            with pytest.raises(RequestError, match="has no public address"):
+                await made.fetch(fetcher)
+        made.addresses = []
+        with pytest.raises(RequestError, match="has no public address"):
+            await made.fetch(fetcher)
+        made.addresses = ["127.0.0.1"]
+        with pytest.raises(RequestError, match="has no public address"):
+            await made.fetch(made.fetcher(public=is_public))
+        assert len(made.requests) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "url", ["http://localhost/", "http://127.0.0.1/", "http://[::1]/", "http://[::ffff:127.0.0.1]/"]
+)
+async def test_the_real_resolver_leads_to_nothing_of_this_machine(url: str) -> None:
+    with pytest.raises(RequestError, match="has no public address"):
+        await ImageFetcher(("*",)).fetch(ImageSource(FIELD, "url", url), "", 1, HeldBody(BodyBudget(1, 1)))
+
+
+@pytest.mark.anyio
+async def test_rebinding_after_the_check_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that answers differently the second time is not asked again."""
+
+    def asked(*_: object, **__: object) -> object:
+        raise AssertionError("the name was resolved again")
+
+    async with site(whole()) as made:
+        fetcher = made.fetcher()
+        monkeypatch.setattr("socket.getaddrinfo", asked)
+        assert await made.fetch(fetcher) == PNG
+
+
+@pytest.mark.anyio
+async def test_a_client_has_so_many_fetches_at_once_and_leaves_nothing_behind() -> None:
+    go = anyio.Event()
+
+    async def answer(stream: SocketStream) -> None:
+        await go.wait()
+        await whole()(stream)
+
+    async with site(answer) as made, anyio.create_task_group() as group:
+        fetcher = made.fetcher()
+        for _ in range(MAX_AT_ONCE + 3):
+            group.start_soon(made.fetch, fetcher)
+        while made.open < MAX_AT_ONCE:
+            await anyio.lowlevel.checkpoint()
+        assert made.most == MAX_AT_ONCE
+        go.set()
+    assert made.most == MAX_AT_ONCE
+    assert len(made.requests) == MAX_AT_ONCE + 3
+    assert not fetcher._turns
