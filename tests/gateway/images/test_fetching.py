@@ -1,13 +1,9 @@
 """Images by URL: from public addresses of allowed hosts alone, whole, in time, and nowhere else."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-
 import anyio
 import anyio.lowlevel
 import pytest
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import SocketStream
 
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RequestError
@@ -15,11 +11,8 @@ from gateway.images.addresses import is_public
 from gateway.images.fetching import MAX_AT_ONCE, ImageFetcher
 from gateway.images.image_url import parse_image_url
 from gateway.images.sources import ImageSource
-from protocol.bounds import MAX_IMAGE_BYTES
 from tests.gateway.images.files import PNG
-
-FIELD = "messages[0].content[0].image_url"
-Answer = Callable[[SocketStream], Awaitable[None]]
+from tests.gateway.images.sites import FIELD, Answer, drip, endless, silent, site, whole
 
 
 @pytest.mark.parametrize(
@@ -74,89 +67,6 @@ def test_hosts_are_compared_without_case_and_trailing_dot_and_as_punycode() -> N
     assert parse_image_url("HTTPS://EXAMPLE.org./a?b", FIELD, ("example.org",)).host == "example.org"
     assert parse_image_url("http://bücher.example/", FIELD, ("*.example",)).host == "xn--bcher-kva.example"
     assert parse_image_url("http://[2606:4700::1]:81/", FIELD, ("*",)).port == 81
-
-
-@dataclass
-class Site:
-    """A server of images on this machine, and the names that were resolved for it."""
-
-    port: int = 0
-    resolved: list[str] = field(default_factory=list)
-    requests: list[bytes] = field(default_factory=list)
-    open: int = 0
-    most: int = 0
-    addresses: list[str] = field(default_factory=lambda: ["127.0.0.1"])
-    budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30, 1))
-
-    def fetcher(self, deadline_s: float = 5.0, public: Callable[[str], bool] = "127.0.0.1".__eq__) -> ImageFetcher:
-        async def resolve(host: str, port: int) -> list[str]:
-            self.resolved.append(host)
-            return list(self.addresses)
-
-        return ImageFetcher(("*",), resolve=resolve, public=public, deadline_s=deadline_s)
-
-    async def fetch(
-        self, fetcher: ImageFetcher | None = None, path: str = "/a.png", most: int = MAX_IMAGE_BYTES
-    ) -> bytes:
-        held = HeldBody(self.budget)
-        source = ImageSource(FIELD, "url", f"http://images.test:{self.port}{path}")
-        try:
-            return await (fetcher or self.fetcher()).fetch(source, "anna", most, held)
-        finally:
-            held.release()
-
-
-@asynccontextmanager
-async def site(answer: Answer) -> AsyncIterator[Site]:
-    made = Site()
-
-    async def serve(stream: SocketStream) -> None:
-        made.open += 1
-        made.most = max(made.most, made.open)
-        try:
-            async with stream:
-                made.requests.append(await stream.receive())
-                await answer(stream)
-        except (anyio.BrokenResourceError, anyio.EndOfStream):
-            pass
-        finally:
-            made.open -= 1
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    made.port = listener.extra(SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as group:
-        group.start_soon(listener.serve, serve)
-        yield made
-        group.cancel_scope.cancel()
-    assert made.budget.held == 0
-
-
-def head(*lines: str, status: str = "200 OK") -> bytes:
-    return "\r\n".join((f"HTTP/1.1 {status}", *lines, "", "")).encode()
-
-
-def whole(data: bytes = PNG, kind: str = "image/png", *lines: str, status: str = "200 OK") -> Answer:
-    async def answer(stream: SocketStream) -> None:
-        await stream.send(head(f"Content-Type: {kind}", f"Content-Length: {len(data)}", *lines, status=status) + data)
-
-    return answer
-
-
-async def endless(stream: SocketStream) -> None:
-    await stream.send(head("Content-Type: image/png"))
-    while True:
-        await stream.send(b"x" * 65536)
-
-
-async def drip(stream: SocketStream) -> None:
-    await stream.send(head("Content-Type: image/png"))
-    while True:
-        await stream.send(b"x")
-        await anyio.sleep(0.01)
-
-
-async def silent(stream: SocketStream) -> None:
-    await stream.receive()
 
 
 @pytest.mark.anyio
