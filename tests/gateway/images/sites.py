@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
+from msgspec.structs import replace
 
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.images.fetching import ImageFetcher
 from gateway.images.sources import ImageSource
 from protocol.bounds import MAX_IMAGE_BYTES
+from protocol.events import Capabilities, Ready
+from tests.gateway.harness.fakes import FakeWorker
 from tests.gateway.images.files import PNG
 
 FIELD = "messages[0].content[0].image_url"
@@ -98,3 +101,10 @@ async def drip(stream: SocketStream) -> None:
 
 async def silent(stream: SocketStream) -> None:
     await stream.receive()
+
+
+def seeing(name: str) -> FakeWorker:
+    """A worker whose model takes images."""
+    worker = FakeWorker(name, slots=8)
+    worker.status = replace(worker.status, ready=Ready(Capabilities(chat=True, images=True)))
+    return worker

@@ -9,29 +9,21 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from msgspec.structs import replace
 
 from gateway.images.loading import ImageLoader
 from gateway.streaming.image_inputs import MAX_INPUT_BYTES
 from protocol.bounds import MAX_IMAGE_BYTES, MAX_IMAGES
 from protocol.codec import encode
 from protocol.commands import Submit, Tokenize
-from protocol.events import Capabilities, Ready, Tokenized
+from protocol.events import Tokenized
 from protocol.request import ChatInput, ImagePlace
-from tests.gateway.harness.fakes import FakeWorker
 from tests.gateway.harness.serving import Served, open_raw, serving
 from tests.gateway.images.files import PNG, base64_of, data_url, picture, png_header
-from tests.gateway.images.sites import Site, silent, site, whole
+from tests.gateway.images.sites import Site, seeing, silent, site, whole
 
 pytestmark = pytest.mark.anyio
 
 JPEG = picture("jpeg", 40, 30)
-
-
-def seeing(name: str) -> FakeWorker:
-    worker = FakeWorker(name, slots=8)
-    worker.status = replace(worker.status, ready=Ready(Capabilities(chat=True, images=True)))
-    return worker
 
 
 @asynccontextmanager
