@@ -53,7 +53,7 @@ export class Images {
 
   /** Add files, as far as they are images and there is room. */
   async add(files) {
-    for (const file of files) {
+    for (const file of [...files]) { // a list of the browser empties itself
       const problem = this._problem(file);
       if (problem) {
         this._say(problem);
