@@ -68,8 +68,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """Counts of the worker. All but the first three, `retained_tokens`, `memory_bytes`, `others`, `stored_bytes` and
-    `state_cache_bytes` only grow within one incarnation."""
+    """Counts of the worker. All but the first three, `retained_tokens`, `memory_bytes`, `others`, `stored_bytes`,
+    `state_cache_bytes` and `image_cache_bytes` only grow within one incarnation."""
 
     slots_active: Slots = 0
     queue_depth: Count = 0
@@ -139,6 +139,14 @@ class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     sparse_dense_prompts: Count = 0
     """Prompts that were computed whole though sparse prefill was asked for: scoring them would have cost too much, or
     failed."""
+    images_encoded: Count = 0
+    """Images of which the vision tower has computed the rows of embeddings."""
+    image_cache_hits: Count = 0
+    """Images of prompts whose rows were in the cache of rows, or were being computed for another prompt."""
+    image_encode_ms: Count = 0
+    """Milliseconds that the vision tower took."""
+    image_cache_bytes: Count = 0
+    """Bytes of the cache of rows."""
 
 
 class Hello(Struct, frozen=True, array_like=True, tag="hello", omit_defaults=True, gc=False):

@@ -16,6 +16,7 @@ from protocol.bounds import (
     MAX_EMBEDDING_BYTES,
     MAX_GRAMMAR,
     MAX_IMAGE_BYTES,
+    MAX_IMAGE_PIXELS,
     MAX_IMAGE_SIDE,
     MAX_IMAGES,
     MAX_MESSAGES,
@@ -171,7 +172,33 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
     """Report reasoning as segments of the output. Without it the model's own notation of it is text."""
     pins: Annotated[tuple[Pin, ...], Meta(max_length=MAX_PINS)] = ()
     images: Annotated[tuple[Image, ...], Meta(max_length=MAX_IMAGES)] = ()
-    """The images of all messages, which have up to `MAX_IMAGE_BYTES` together."""
+    """The images of all messages, each with one place at least, which have up to `MAX_IMAGE_BYTES` together."""
+
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of all images."""
+        return sum(len(each.data) for each in self.images)
+
+    @property
+    def image_problem(self) -> str:
+        """The problem with the images and their places that no bound of a single field tells; empty for none."""
+        if (size := self.image_bytes) > MAX_IMAGE_BYTES:
+            return f"the images have {size} bytes together, {MAX_IMAGE_BYTES} are allowed"
+        if any(each.width * each.height > MAX_IMAGE_PIXELS for each in self.images):
+            return f"an image has more than {MAX_IMAGE_PIXELS} pixels"
+        placed: set[int] = set()
+        for message in self.messages:
+            last = 0
+            for place in message.images:
+                if place.image >= len(self.images):
+                    return f"a place has image {place.image} of {len(self.images)}"
+                if not last <= place.at <= len(message.content):
+                    return f"a place is at character {place.at}: give those of a message in order, within its content"
+                last = place.at
+                placed.add(place.image)
+        if len(placed) < len(self.images):
+            return "an image has no place in a message"
+        return "" if sum(len(each.images) for each in self.messages) <= MAX_IMAGES else f"more than {MAX_IMAGES} places"
 
 
 class InfillInput(Struct, frozen=True, array_like=True, tag="infill", gc=False):

@@ -99,6 +99,7 @@ def worker_spec(
         prefix_cache_bytes=tier_bytes(settings),
         prefix_cache_dir=settings.prefix_cache_dir,
         state_cache_bytes=settings.state_cache_bytes,
+        image_cache_bytes=settings.image_cache_bytes,
         embeddings=settings.enable_prompt_embeds,
         parse_special=settings.parse_special,
         generation_config=settings.generation_config,
@@ -116,7 +117,7 @@ def worker_spec(
             if (field := _SPEC_NAMES.get(name, name)) in WorkerSpec.__struct_fields__
         },
         log_level=settings.log_level,
-        scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S),
+        scripted=ScriptedSpec(tokens_per_second=SCRIPTED_STEPS_PER_S, images=True),
     )
 
 

@@ -185,6 +185,14 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         ge=0,
         le=MAX_COUNT,
     )
+    image_cache_bytes: int = setting(
+        256_000_000,
+        ENGINE,
+        "Maximum bytes of what the vision tower has made of images that a worker keeps, for requests with the same "
+        "image. 0 keeps nothing beyond a request's prompt.",
+        ge=0,
+        le=MAX_COUNT,
+    )
     enable_prompt_embeds: bool = setting(
         False,
         ENGINE,

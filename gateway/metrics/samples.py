@@ -24,6 +24,7 @@ class WorkerSample:
     retained_tokens: int
     stored_bytes: int
     state_cache_bytes: int
+    image_cache_bytes: int
     prefix_digests: int
     live: int
     ready: bool

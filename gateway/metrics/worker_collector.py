@@ -37,6 +37,9 @@ _COUNTS = (
     ("baton_sparse_prefill_kept_tokens", "sparse_kept_tokens", "counter", "Tokens of these prompts that were computed"),
     ("baton_sparse_prefill_left_out_tokens", "sparse_left_out_tokens", "counter", "Tokens of them that were left out"),
     ("baton_sparse_prefill_dense_prompts", "sparse_dense_prompts", "counter", "Prompts computed whole all the same"),
+    ("baton_images_encoded", "images_encoded", "counter", "Images that the vision tower has computed"),
+    ("baton_image_cache_hits", "image_cache_hits", "counter", "Images computed for another prompt, and not again"),
+    ("baton_image_encode_milliseconds", "image_encode_ms", "counter", "Milliseconds that the vision tower took"),
     ("baton_graphs_failed", "graphs_failed", "counter", "Graphs that could not be compiled; slower ones serve"),
     ("baton_tool_calls_malformed", "malformed_calls", "counter", "Output that began like a tool call and is text"),
     ("baton_steps", "steps", "counter", "Engine steps, failed ones included"),
@@ -102,6 +105,7 @@ class WorkerCollector(Collector):
         yield families.gauge("baton_kv_retained_tokens", "KV rows of ended sequences", lambda s: s.retained_tokens)
         yield families.gauge("baton_prefix_tier_bytes", "Bytes of the machine's prefix tier", lambda s: s.stored_bytes)
         yield families.gauge("baton_state_cache_bytes", "Bytes of kept recurrent states", lambda s: s.state_cache_bytes)
+        yield families.gauge("baton_image_cache_bytes", "Bytes of kept image rows", lambda s: s.image_cache_bytes)
         yield families.gauge(
             "baton_prefix_digests", "Digests of prefixes that the worker is known to hold", lambda s: s.prefix_digests
         )

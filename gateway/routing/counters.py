@@ -28,6 +28,9 @@ COUNTED = (
     "sparse_kept_tokens",
     "sparse_left_out_tokens",
     "sparse_dense_prompts",
+    "images_encoded",
+    "image_cache_hits",
+    "image_encode_ms",
 )
 """The fields of `Gauges` that only grow within one incarnation, and that metrics show."""
 

@@ -310,6 +310,7 @@ class WorkerHandle:
             retained_tokens=status.gauges.retained_tokens,
             stored_bytes=status.gauges.stored_bytes,
             state_cache_bytes=status.gauges.state_cache_bytes,
+            image_cache_bytes=status.gauges.image_cache_bytes,
             prefix_digests=self.prefix_digests(),
             live=len(self.live),
             ready=ready,

@@ -123,6 +123,19 @@ COMMANDS: dict[str, Command] = {
         Sampling(),
         Limits(),
     ),
+    "submit_chat_images": Submit(
+        9,
+        "chatcmpl-9",
+        ChatInput(
+            (Message("user", "Which is larger?", images=(ImagePlace(0, 0), ImagePlace(1, 0))),),
+            images=(
+                Image("png", 2, 3, b"\x89PNG"),
+                Image("jpeg", 640, 480, b"\xff\xd8", "low", "messages[0].content[1]"),
+            ),
+        ),
+        Sampling(),
+        Limits(),
+    ),
     "submit_chat_tools": Submit(
         6,
         "chatcmpl-6",

@@ -66,12 +66,12 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     ToolCall: lambda inner: Submit(
         1, "r", ChatInput((Message("assistant", "", tool_calls=(inner,)),)), Sampling(), Limits()
     ),
+    Image: lambda inner: Submit(1, "r", ChatInput((Message("user", "x"),), images=(inner,)), Sampling(), Limits()),
+    ImagePlace: lambda inner: Submit(1, "r", ChatInput((Message("user", "x", images=(inner,)),)), Sampling(), Limits()),
     Pin: lambda inner: Submit(1, "r", ChatInput((Message("user", "x"),), pins=(inner,)), Sampling(), Limits()),
     ToolChoice: lambda inner: Submit(
         1, "r", ChatInput((Message("user", "x"),), tool_choice=inner), Sampling(), Limits()
     ),
-    Image: lambda inner: Submit(1, "r", ChatInput((Message("user", "x"),), images=(inner,)), Sampling(), Limits()),
-    ImagePlace: lambda inner: Submit(1, "r", ChatInput((Message("user", "x", images=(inner,)),)), Sampling(), Limits()),
     Grammar: lambda inner: Submit(1, "r", TextInput(""), Sampling(), Limits(), grammar=inner),
     Sampling: lambda inner: Submit(1, "r", TextInput(""), inner, Limits()),
     Bias: lambda inner: Submit(1, "r", TextInput(""), Sampling(logit_bias=(inner,)), Limits()),

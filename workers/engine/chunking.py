@@ -1,6 +1,6 @@
 """Splits a prompt into the chunks of its prefill calls. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 CALL_TOKENS = 32
@@ -24,6 +24,25 @@ def chunk_lengths(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
         raise ValueError(f"sizes must rise and be positive, not {tuple(sizes)}")
     whole, rest = divmod(length, sizes[-1])
     return (sizes[-1],) * whole + _split_remainder(rest, sizes)
+
+
+def chunk_ends(length: int, sizes: Sequence[int], whole: Callable[[int], int]) -> tuple[int, ...]:
+    """Return the ends of the chunks of a prompt of `length` tokens, where some ranges of it must not be split: those of
+    `chunk_lengths` as far as `whole` lets them be, which returns the longest prefix of up to so many tokens that splits
+    no range. A chunk that would have a part of a range ends before it, or has all of it.
+
+    Raises `ValueError` as `chunk_lengths` does, and for a range longer than the largest size.
+    """
+    ends = [0]
+    while ends[-1] < length:
+        start = ends[-1]
+        end = whole(start + chunk_lengths(length - start, sizes)[0])
+        if end <= start:  # it begins with a range
+            end = next((each for each in range(start + 1, length + 1) if whole(each) == each), length)
+        if end - start > sizes[-1]:
+            raise ValueError(f"{end - start} tokens in one chunk, the largest has {sizes[-1]}")
+        ends.append(end)
+    return tuple(ends[1:])
 
 
 def _split_remainder(rest: int, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -18,6 +18,8 @@ from protocol.events import Gauges, SharedTier
 from protocol.request import FinishReason
 from protocol.scheduling import SchedulerPolicy
 from workers.engine.finite_check import has_finite_logits
+from workers.engine.images.image_encodings import ImageEncodings
+from workers.engine.images.image_row_cache import DEFAULT_CACHE_BYTES, ImageRowCache
 from workers.engine.kv_slots import RetentionChange
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import SPARSE, EngineRequest, RequestRefused, check_score
@@ -52,8 +54,9 @@ class BatchEngine:
     `prefixes` what is retained of ended sequences; `policy` is the order of slots and prompts, and `reserved_rows` the
     room for tokens to come (see `Scheduler`). `tier` keeps rows apart from the slots, and is closed with the engine. A
     `speculator`, of the same runner, drafts tokens. `state_cache_bytes` bounds the snapshots of the recurrent states of
-    a model that has these. `sparse` decides what of prompts is left out. `clock` gives seconds, for the times in
-    `SequenceEnd`, the longest step, the policy, and whether drafts pay.
+    a model that has these, and `image_cache_bytes` the rows of images that are kept, of one with a vision tower.
+    `sparse` decides what of prompts is left out. `clock` gives seconds, for the times in `SequenceEnd`, the longest
+    step, the policy, how much of an image a step computes, and whether drafts pay.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class BatchEngine:
         speculator: Speculator | None = None,
         state_cache_bytes: int = 0,
         sparse: SparsePrefill | None = None,
+        image_cache_bytes: int = DEFAULT_CACHE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -83,6 +87,11 @@ class BatchEngine:
         if self.snapshots is not None:
             block_rows = 0 if tier is None else tier.block_rows
             states = PrefixStates(self._capabilities, self.snapshots, prefixes, block_rows)
+        self._images: ImageEncodings | None = None
+        self._image_rows: ImageRowCache | None = None
+        if (vision := runner.vision) is not None:
+            self._image_rows = ImageRowCache(vision.width, image_cache_bytes)
+            self._images = ImageEncodings(vision, self._image_rows, clock)
         self._scheduler = Scheduler(
             self._capabilities,
             max_queue=max_queue,
@@ -92,6 +101,8 @@ class BatchEngine:
             policy=policy,
             reserved_rows=reserved_rows,
             states=states,
+            images=self._image_rows,
+            max_patches=0 if vision is None else vision.max_patches,
         )
         self._snapshots = SlotSnapshots(runner, states)
         self._tier = tier
@@ -143,6 +154,8 @@ class BatchEngine:
             0 if self._speculator is None else self._speculator.failures,
             self.snapshots,
             self._sparse,
+            self._images,
+            self._image_rows,
         )
 
     def take_retention_changes(self) -> tuple[RetentionChange, ...]:
@@ -188,6 +201,8 @@ class BatchEngine:
         self._make_room(now)
         if self._tier is not None:
             self._restore(self._tier)
+        if self._images is not None and self._image_rows is not None:
+            self._encode(self._images, self._image_rows, now)
         if (alone := self._scheduler.reports_alone) is not None:
             self._scheduler.reported_rows = self._reported_rows(alone=alone)
         while call := self._scheduler.next_call():
@@ -244,6 +259,8 @@ class BatchEngine:
 
     def close(self) -> None:
         """Close the runner, the prefix tier and what drafts. Nothing may be called afterwards."""
+        if self._images is not None:
+            self._images.close()
         if self._tier is not None:
             self._tier.close()
         if self._speculator is not None:
@@ -275,6 +292,21 @@ class BatchEngine:
         if kept is not None:
             for sequence in sparse.same(scored, waiting):
                 self._scheduler.scored(sequence, kept, now)
+
+    def _encode(self, images: ImageEncodings, rows: ImageRowCache, now: float) -> None:
+        """Compute parts of the images that prompts wait for, and drop rows of which none has a need."""
+        needed = self._scheduler.needed_images()
+        rows.trim(needed)
+        if not needed:
+            return
+        failed = images.step(self._scheduler.image_wants(), needed, now, decoding=self._scheduler.active_rows > 0)
+        for image in failed:
+            for sequence, placed in image.wants:
+                self._step.image_failed(sequence.request.stream, placed.field, image.error)
+                self._scheduler.remove(sequence.request.stream)
+                self._forget(sequence)
+        if failed:
+            self._resets.reset_dirty()
 
     def _restore(self, tier: PrefixTier) -> None:
         """Take rows from the prefix tier, for sequences for which the slots have fewer."""
@@ -381,7 +413,7 @@ class BatchEngine:
         self._scheduler.prefilled(scheduled)
         if scheduled.sample is None or token is not None:
             self._snapshots.take(sequence)
-        self._forget(sequence)
+        self._take_no_more(sequence)
         if scheduled.sample is None:
             return
         if token is not None:
@@ -439,6 +471,8 @@ class BatchEngine:
         now = self._clock()
         if self._budget is not None:
             self._budget.record_decode(now - began)
+        if self._images is not None:
+            self._images.record_decode(now - began)
         if self._speculator is not None:
             self._speculator.record_step(now - began, len(decoding))
         for sequence, token, row_logprobs in zip(decoding, tokens, logprobs, strict=True):
@@ -462,6 +496,8 @@ class BatchEngine:
                 self._fail(sequence, "decode", error)
             return
         now = self._clock()
+        if self._images is not None:
+            self._images.record_decode(now - began)
         for each in verified:
             if drafted := len(each.draft.tokens):
                 accepted = max(0, len(each.tokens) - 1)
@@ -567,6 +603,12 @@ class BatchEngine:
         return sequence_end(sequence, reason, self._clock())
 
     def _forget(self, sequence: EngineSequence) -> None:
+        """Do nothing more for a sequence that has ended."""
+        self._take_no_more(sequence)
+        if self._images is not None:
+            self._images.forget(sequence.request.stream)
+
+    def _take_no_more(self, sequence: EngineSequence) -> None:
         """Read nothing more for a sequence from the prefix tier, keep no state of it for transfers, and score its
         prompt no further."""
         self._exchange.forget(sequence.request.stream)
@@ -584,6 +626,8 @@ class BatchEngine:
         self._resets.reset_dirty()
 
     def _close_step(self, seconds: float) -> StepResult:
+        if self._image_rows is not None:
+            self._image_rows.trim(self._scheduler.needed_images())
         result = self._step.close(self._model_is_finite)
         self._stats.record_step(seconds, failed=result.failed)
         return result

@@ -26,6 +26,7 @@ from protocol.request import Sampling
 from protocol.scheduling import NORMAL, Urgency
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings, without_rows
+from workers.engine.images.prompt_images import PromptImages
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.sparse.kept_rows import check_ranges
 from workers.engine.sparse.sparse_request import SparsePrompt
@@ -115,11 +116,18 @@ class EngineRequest:
     """Computes only a part of the prompt; None computes all of it."""
     example: tuple[int, ...] = ()
     """Tokens of an answer that `grammar` allows, by which the first answer is drafted."""
+    images: PromptImages | None = None
+    """The images in the prompt, whose rows have numbers in it as rows of embeddings have; not beside `embeddings`."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Some numbers of the prompt are not tokens: they stand for rows of embeddings or of images."""
+        return self.embeddings is not None or self.images is not None
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
         """The tokens of the prompt without rows of embeddings, as penalties count them."""
-        return self.prompt if self.embeddings is None else without_rows(self.prompt)
+        return without_rows(self.prompt) if self.has_rows else self.prompt
 
 
 class ConstraintFailed(Exception):
@@ -141,7 +149,8 @@ class RequestRefused(Exception):
 
 
 def check(request: EngineRequest, vocab_size: int, context: int, embedding_width: int = 0) -> None:
-    """Refuse a request that could not run even on an idle engine. `embedding_width` as in `RunnerCapabilities`.
+    """Refuse a request that could not run even on an idle engine. `embedding_width` as in `RunnerCapabilities`; images
+    are checked by `check_images`.
 
     Raises `RequestRefused` (INVALID, CONTEXT or UNSUPPORTED) with the invalid field.
     """
@@ -165,6 +174,8 @@ def check(request: EngineRequest, vocab_size: int, context: int, embedding_width
         text = f"prompt of {len(request.prompt)} tokens leaves no room for an answer in a context of {context}"
         if request.embeddings is not None:
             raise RequestRefused(ErrorCode.CONTEXT, text, EMBEDDINGS)
+        if request.images is not None:
+            raise RequestRefused(ErrorCode.CONTEXT, text, request.images.images[-1].field)
         raise RequestRefused(ErrorCode.CONTEXT, text, "prompt")
     if len(request.prompt) + len(request.resume) > context:
         text = f"prompt and resume have {len(request.prompt) + len(request.resume)} tokens, the context is {context}"
@@ -190,9 +201,33 @@ def _check_embeddings(request: EngineRequest, embeddings: PromptEmbeddings, widt
         raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt_logprobs")
 
 
+def check_images(request: EngineRequest, images: PromptImages, max_patches: int, longest: int | None) -> None:
+    """Refuse images that the model cannot take: of more than `max_patches`, or of more than `longest` tokens. Raises
+    `RequestRefused` with the field of the image, or with that of an option that images exclude."""
+    for image in images.images:
+        if request.prompt[image.start : image.end] != image.numbers or not image.numbers:
+            raise _invalid(image.field, "the prompt does not have the rows of the image in their place")
+        if (patches := len(image.patches.values)) > max_patches:
+            raise _invalid(
+                image.field, f"an image of {patches} patches, the model takes {max_patches}: make it smaller"
+            )
+        if longest is not None and len(image.numbers) > longest:
+            text = f"an image of {len(image.numbers)} tokens, which are computed together: {longest} are at most"
+            raise RequestRefused(ErrorCode.UNSUPPORTED, text, image.field)
+    if request.embeddings is not None or sum(len(each.numbers) for each in images.images) != sum(
+        number < 0 for number in request.prompt
+    ):
+        raise _invalid(images.images[0].field, "the prompt has rows that are not those of its images")
+    if request.prompt_logprobs:
+        text = "rows of images have no log-probabilities: leave `prompt_logprobs` out, or the images"
+        raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt_logprobs")
+
+
 def _check_sparse(request: EngineRequest, sparse: SparsePrompt) -> None:
-    if request.embeddings is not None or request.prompt_logprobs or request.max_tokens == 0:
-        text = "log-probabilities of the prompt, rows of embeddings and prompts without an answer need all of it"
+    if request.has_rows or request.prompt_logprobs or request.max_tokens == 0:
+        text = (
+            "log-probabilities of the prompt, rows of embeddings, images and prompts without an answer need all of it"
+        )
         raise RequestRefused(ErrorCode.UNSUPPORTED, f"`sparse_prefill`: {text}: leave it out", SPARSE)
     if sparse.kept:
         try:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
+from workers.engine.embeddings.chunk_rows import ChunkRows
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec
 from workers.vision.encoder import VisionEncoder
@@ -91,7 +91,7 @@ class Chunk(Struct, frozen=True, gc=False):
     tokens: tuple[int, ...]
     start: int
     position: int
-    embeddings: PromptEmbeddings | None = None
+    embeddings: ChunkRows | None = None
     """The rows that negative numbers among the tokens stand for."""
     positions: tuple[int, ...] | None = None
     axes: NDArray[np.int32] | None = None

@@ -14,11 +14,13 @@ from typing import Literal
 from protocol.errors import ErrorCode
 from protocol.request import FinishReason
 from protocol.scheduling import SchedulerPolicy, rank
-from workers.engine.chunking import chunk_lengths
+from workers.engine.chunking import chunk_ends, chunk_lengths
+from workers.engine.images.image_row_cache import ImageKey, ImageRowCache
+from workers.engine.images.prompt_images import PlacedImage, PromptImages
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import CachedRows, PrefixPolicy
-from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check
+from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check, check_images
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduling.preemption import by_seniority, in_turn, victims
 from workers.engine.scheduling.prefill_calls import PrefillCalls, StepPrompts
@@ -54,9 +56,11 @@ class Scheduler:
         policy: SchedulerPolicy = "fifo",
         reserved_rows: int = RESERVED_ROWS,
         states: PrefixStates | None = None,
+        images: ImageRowCache | None = None,
+        max_patches: int = 0,
     ) -> None:
-        """`kv_tokens` None means the whole context of every slot; `states` are of a model with a state. Raises
-        `ValueError` for an invalid bound."""
+        """`kv_tokens` None means the whole context of every slot; `states` are of a model with a state; `images` of one
+        with a vision tower, which takes images of up to `max_patches`. Raises `ValueError` for an invalid bound."""
         if reserved_rows < 1:
             raise ValueError(f"reserved_rows must be at least 1, not {reserved_rows}")
         if max_queue < 0:
@@ -81,8 +85,11 @@ class Scheduler:
             exact=capabilities.exact_rows,
             reserved_rows=reserved_rows,
             states=states,
+            bidirectional=capabilities.bidirectional_images,
         )
-        self._calls = PrefillCalls(capabilities, self._allocator, states)
+        self._images = images
+        self._max_patches = max_patches
+        self._calls = PrefillCalls(capabilities, self._allocator, states, images)
         # One container per phase, so that a cancel is cheap in any phase.
         self._scoring: dict[int, EngineSequence] = {}
         """Those of which it is not known yet what of their prompt is computed."""
@@ -158,10 +165,12 @@ class Scheduler:
             raise RequestRefused(ErrorCode.INVALID, f"stream {stream} is live already", "stream")
         context = self._capabilities.context
         check(request, self._capabilities.vocab_size, context, self._capabilities.embedding_width)
+        if request.images is not None:
+            self._check_images(request, request.images)
         request = _within_vocabulary(request, self._capabilities.vocab_size)
         if self.queued >= self._max_queue + self.slots.available:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{self.queued} sequences wait already")
-        chunk_ends = self._chunk_ends(len(request.prompt), len(request.resume))
+        ends = self._chunk_ends(request, len(request.prompt), len(request.resume))
         tokens = [*request.prompt, *request.resume]
         longest = context if request.max_tokens is None else min(context, len(request.prompt) + request.max_tokens)
         processors = LogitsProcessors.of(request)
@@ -175,7 +184,7 @@ class Scheduler:
             problem = f"the constraint allows no first token: change {change}"
             raise RequestRefused(ErrorCode.INVALID, problem, "constraint")
         number = next(self._numbers)
-        sequence = EngineSequence(number, request, tokens, len(tokens), chunk_ends, longest, now, processors)
+        sequence = EngineSequence(number, request, tokens, len(tokens), ends, longest, now, processors)
         if request.sparse is not None and not request.sparse.kept:
             self._scoring[stream] = sequence
         else:
@@ -195,7 +204,9 @@ class Scheduler:
         if kept:
             prompt = len(sequence.request.prompt)
             sequence.kept = KeptRows.of(kept, prompt)
-            sequence.chunk_ends = self._chunk_ends(prompt - sequence.left_out, len(sequence.tokens) - prompt)
+            sequence.chunk_ends = self._chunk_ends(
+                sequence.request, prompt - sequence.left_out, len(sequence.tokens) - prompt
+            )
         if self._ranked:
             cost = len(sequence.tokens) - sequence.left_out - self.cached_rows(sequence)
             sequence.rank = rank("shortest-uncached-first", now, cost)
@@ -251,15 +262,53 @@ class Scheduler:
         del (self._decoding if stream in self._decoding else self._prefilling)[stream]
         self._allocator.release(sequence, failed=False)
         prompt = len(sequence.request.prompt)
-        sequence.preempted(now, self._chunk_ends(prompt - sequence.left_out, len(sequence.tokens) - prompt))
+        ends = self._chunk_ends(sequence.request, prompt - sequence.left_out, len(sequence.tokens) - prompt)
+        sequence.preempted(now, ends)
         self._waiting.add(sequence, now)
 
-    def _chunk_ends(self, prompt: int, after: int) -> tuple[int, ...]:
+    def _chunk_ends(self, request: EngineRequest, prompt: int, after: int) -> tuple[int, ...]:
         """Return the chunk ends of a prompt and the tokens after it. They are split separately, so that the prompt has
         the same chunks as in the first run."""
         sizes = self._capabilities.prefill_chunks
+        if request.images is not None and self._capabilities.bidirectional_images:
+            ends = chunk_ends(prompt, sizes, request.images.whole)
+            again = (1,) * after if self._capabilities.replays_steps else chunk_lengths(after, sizes)
+            return (*ends[:-1], *accumulate(again, initial=prompt))
         again = (1,) * after if self._capabilities.replays_steps else chunk_lengths(after, sizes)
         return tuple(accumulate(chunk_lengths(prompt, sizes) + again))
+
+    def _check_images(self, request: EngineRequest, images: PromptImages) -> None:
+        if self._images is None:
+            text = "the model has no vision tower: leave images out"
+            raise RequestRefused(ErrorCode.UNSUPPORTED, text, images.images[0].field)
+        longest = self._capabilities.prefill_chunks[-1] if self._capabilities.bidirectional_images else None
+        check_images(request, images, self._max_patches, longest)
+
+    def image_wants(self) -> list[tuple[EngineSequence, PlacedImage]]:
+        """Return the sequences that need the rows of an image which are not there, and the first such image of each,
+        the first one in turn first."""
+        if self._images is None:
+            return []
+        wants = []
+        for sequence in in_turn([each for each in self._prefilling.values() if each.request.images], self._now):
+            if sequence.restores_to:
+                continue
+            start = sequence.cached.rows
+            if sequence.reused is None:
+                start = self._allocator.find_prefix(sequence, self._running())[1]
+            if (image := self._images.missing(sequence.request, start)) is not None:
+                wants.append((sequence, image))
+        return wants
+
+    def needed_images(self) -> set[ImageKey]:
+        """Return the images of prompts that are being prefilled, but for those whose rows are written."""
+        return {
+            (sequence.request.tenant, image.key)
+            for sequence in self._prefilling.values()
+            if sequence.request.images is not None
+            for image in sequence.request.images.images
+            if image.end > sequence.cached.rows
+        }
 
     def _running(self) -> Iterator[EngineSequence]:
         """The sequences that have a slot."""
@@ -288,11 +337,19 @@ class Scheduler:
             if sequence.reused is not None or sequence.searched or sequence.kept is not None:
                 continue
             sequence.searched = True
-            if rows := stored(sequence):
+            if rows := self._whole_blocks(sequence, stored(sequence), block):
                 copy = self._allocator.begin_restore(sequence, self._running(), rows, block)
                 if sequence.restores_to:
                     begun.append((sequence, copy))
         return begun
+
+    def _whole_blocks(self, sequence: EngineSequence, rows: int, block: int) -> int:
+        """Return the rows of whole blocks that split no image which must not be split; 0 if a state would be needed for
+        fewer blocks."""
+        stored = rows
+        while (whole := sequence.whole(rows, bidirectional=self._capabilities.bidirectional_images)) < rows:
+            rows = whole // block * block
+        return rows if rows == stored or self._states is None else 0
 
     def restoring(self) -> list[EngineSequence]:
         """Return the sequences that take rows from the prefix tier, in the order in which prompts are prefilled."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from protocol.request import FinishReason
+from workers.engine.images.image_row_cache import ImageRowCache
 from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
@@ -86,6 +87,8 @@ class EngineSequence:
     """A draft has failed: no further ones are made for it."""
     waits_since: float | None = field(init=False)
     """The time from which it has waited for its next token, in the queue or in prefill; None while it decodes."""
+    images_encoded: int = 0
+    """Its images for which the vision tower has worked."""
     _waited_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -102,8 +105,35 @@ class EngineSequence:
         """Tokens of its prompt that have no cache row."""
         return 0 if self.kept is None else self.kept.left_out
 
-    def chunk(self, start: int, length: int) -> Chunk:
-        """Return rows of its prefill as a chunk."""
+    @property
+    def shift(self) -> int:
+        """The difference between the position of a token behind the prompt and its cache row."""
+        images = self.request.images
+        return self.left_out if images is None else images.shift(len(self.request.prompt))
+
+    def whole(self, rows: int, *, bidirectional: bool) -> int:
+        """Return how many of its first rows another sequence may have in common with it, of up to so many: all, unless
+        the tokens of an image attend to each other."""
+        images = self.request.images
+        return rows if images is None or not bidirectional else images.whole(rows)
+
+    def chunk(
+        self, start: int, length: int, rows: ImageRowCache | None = None, *, bidirectional: bool = False
+    ) -> Chunk:
+        """Return rows of its prefill as a chunk. `rows` has those of its images, and `bidirectional` as in
+        `RunnerCapabilities.bidirectional_images`."""
+        if (images := self.request.images) is not None:
+            assert rows is not None, "a runner without a vision tower takes no images"
+            end, prompt = start + length, len(self.request.prompt)
+            return Chunk(
+                self.slot,
+                tuple(self.tokens[start:end]),
+                start,
+                start,
+                rows.rows_of(self.request, start, end),
+                axes=images.axes_of(start, end, prompt),
+                ends=images.ends_of(start, end) if bidirectional else None,
+            )
         if self.kept is None:
             tokens = tuple(self.tokens[start : start + length])
             return Chunk(self.slot, tokens, start, start, self.request.embeddings)
@@ -182,7 +212,7 @@ def sample_spec(sequence: EngineSequence) -> SampleSpec:
 def decode_row(sequence: EngineSequence) -> DecodeRow:
     """Return the decode row of a sequence: writes its last token to the next cache row and samples the next token."""
     at = sequence.cached.rows
-    return DecodeRow(sequence.slot, sequence.last_token, at, at + sequence.left_out, sample_spec(sequence))
+    return DecodeRow(sequence.slot, sequence.last_token, at, at + sequence.shift, sample_spec(sequence))
 
 
 def finish_without_slot(sequence: EngineSequence) -> FinishReason | None:

@@ -28,13 +28,16 @@ class SlotAllocator:
         exact: bool,
         reserved_rows: int,
         states: PrefixStates | None = None,
+        bidirectional: bool = False,
     ) -> None:
-        """`reserved_rows` as `RESERVED_ROWS`; `states` of a model with a state."""
+        """`reserved_rows` as `RESERVED_ROWS`; `states` of a model with a state; `bidirectional` as in
+        `RunnerCapabilities.bidirectional_images`."""
         self._slots = slots
         self._reserved_rows = reserved_rows
         self._prefixes = prefixes
         self._exact = exact
         self._states = states
+        self._bidirectional = bidirectional
 
     def need(self, sequence: EngineSequence) -> int:
         """Return the rows that a sequence reserves when it gets a slot."""
@@ -239,6 +242,7 @@ class SlotAllocator:
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.
         length = reusable(wanted, source, sequence.prefill_length - 1, exact_rows=self._exact)
+        length = sequence.whole(length, bidirectional=self._bidirectional)
         if self._states is not None and length > last:
             length = self._states.usable(sequence, slot, source, length)
         return length if length > last else 0

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from protocol.bounds import MAX_MILLISECONDS
 from protocol.events import Gauges
+from workers.engine.images.image_encodings import ImageEncodings
+from workers.engine.images.image_row_cache import ImageRowCache
 from workers.engine.kv_slots import SlotTable
 from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.states.snapshot_store import SnapshotStore
@@ -61,6 +63,8 @@ class EngineStats:
         drafters_failed: int = 0,
         snapshots: SnapshotStore | None = None,
         sparse: SparsePrefill | None = None,
+        images: ImageEncodings | None = None,
+        image_rows: ImageRowCache | None = None,
     ) -> Gauges:
         """Return the counters together with the current state of the slots and the queue."""
         return Gauges(
@@ -95,4 +99,8 @@ class EngineStats:
             sparse_kept_tokens=0 if sparse is None else sparse.kept_tokens,
             sparse_left_out_tokens=0 if sparse is None else sparse.left_out_tokens,
             sparse_dense_prompts=0 if sparse is None else sparse.dense,
+            images_encoded=0 if images is None else images.encoded,
+            image_cache_hits=0 if image_rows is None else image_rows.hits,
+            image_encode_ms=0 if images is None else round(images.seconds * 1000),
+            image_cache_bytes=0 if image_rows is None else image_rows.used_bytes,
         )

@@ -139,6 +139,20 @@ class RunningStep:
         code = ErrorCode.NOT_FINITE if non_finite else ErrorCode.STEP
         self._failures.append(SequenceFailure(stream, code, text[:MAX_REASON]))
 
+    def image_failed(self, stream: int, field: str, error: Exception) -> None:
+        """Record that a request ends because an image of it could not be computed. The step has failed, unless the
+        image is to blame: its values overflow, or the tower cannot take it."""
+        text = f"the image could not be computed: {type(error).__name__}: {error}"
+        code = ErrorCode.STEP
+        if isinstance(error, NotFiniteError):
+            code = ErrorCode.NOT_FINITE
+            text = "the image could not be computed: its rows are not finite"
+        elif isinstance(error, ValueError):
+            code = ErrorCode.INVALID
+        self._failed |= code is ErrorCode.STEP
+        self._log.error("image_failed", stream=stream, code=code.value, trace=_trace(error))
+        self._failures.append(SequenceFailure(stream, code, text[:MAX_REASON], field))
+
     def constraint_failed(self, stream: int, error: Exception) -> None:
         """Record that a request ends because of its constraint. The step has not failed."""
         if isinstance(error, ConstraintFailed):

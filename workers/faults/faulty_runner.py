@@ -15,6 +15,7 @@ from workers.engine.runner import (
     Runner,
     RunnerCapabilities,
 )
+from workers.faults.faulty_vision import FaultyVision
 from workers.faults.plan import Act, Fault, FaultPlan, PlannedFault, of_calls
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
@@ -36,7 +37,8 @@ class FaultyRunner:
 
     A call that raises has written its rows before, which must not be read again: all later logits of the slot are NaN
     until it is reset or truncated by a copy. These NaN are made on the device, where the model's own would be: the
-    edits of a sample add NaN to one logit, and the device must detect it. Prefill, decode and logits calls are counted.
+    edits of a sample add NaN to one logit, and the device must detect it. Prefill, decode and logits calls are counted,
+    and the parts of images.
     """
 
     def __init__(self, runner: Runner, faults: Sequence[Fault], acts: Mapping[str, Act] | None = None) -> None:
@@ -59,8 +61,9 @@ class FaultyRunner:
 
     @property
     def vision(self) -> VisionEncoder | None:
-        """See `Runner.vision`."""
-        return self._runner.vision
+        """That of the wrapped runner. The parts of an image are counted as calls, which have no tokens."""
+        tower = self._runner.vision
+        return None if tower is None else FaultyVision(tower, self._enter_part, lambda: self._leave({}, ()))
 
     @property
     def attention(self) -> AttentionReader | None:
@@ -179,6 +182,11 @@ class FaultyRunner:
     def _enter(self, tokens: Collection[int]) -> None:
         self._calls += 1
         self._plan.enter(self._calls, tokens)
+
+    def _enter_part(self) -> bool:
+        """Enter a call that computes a part of an image. Returns whether its rows are NaN."""
+        self._enter(())
+        return self._plan.not_finite(self._calls, ())
 
     def _look(self, slot: int, start: int, tokens: Collection[int]) -> None:
         """Corrupt the slot from row `start` on, if planned."""

@@ -7,7 +7,7 @@ import iree.runtime as rt
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
+from workers.engine.embeddings.chunk_rows import ChunkRows
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.device.device import Device
 
@@ -21,7 +21,7 @@ class SlotRun(NamedTuple):
     position: int
     output_index: int
     """The index of the run's last row among the last rows of the call; -1 if it is no chunk's last row."""
-    embeddings: PromptEmbeddings | None = None
+    embeddings: ChunkRows | None = None
     positions: tuple[int, ...] | None = None
     """As in `Chunk`, like the embeddings."""
 

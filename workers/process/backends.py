@@ -351,6 +351,9 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         state_bytes=STATE_BYTES if spec.scripted.recurrent else 0,
         rollback_rows=rows if spec.scripted.recurrent else 0,
         embedding_width=SCRIPTED_WIDTH if spec.embeddings else 0,
+        images=spec.scripted.images,
+        mrope=spec.scripted.images,
+        image_part_seconds=spec.scripted.image_part_seconds,
         sparse=spec.sparse_prefill or spec.attention,
     )
 

@@ -35,12 +35,15 @@ from workers.prefix_store.directory import DirectoryUnusable, default_directory
 from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
 from workers.process.draft_loading import drafter_of, drafting_by, load_draft, plan_draft, sparse_prefill_by
+from workers.process.prompts.images.image_source import ImageSource
 from workers.process.spec import WorkerSpec
 from workers.process.startup.alone import log_alone
 from workers.process.startup.state_cache import state_cache_bytes
 from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.images import IMAGE_TOKEN, PLACEHOLDER, ScriptedImageProcessor, ScriptedVision
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.tokenizer import Tokenizer
+from workers.vision.encoder import VisionEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Loaded:
     """The model's head for multi-token prediction drafts tokens."""
     sparse: SparseSettings | None = None
     """Settings of sparse prefill; None without it."""
+    images: ImageSource | None = None
+    """Prepares images; None for a model without a vision tower."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -120,7 +125,9 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             speculator=speculator,
             state_cache_bytes=state_bytes,
             sparse=None if drafter is None else sparse_prefill_by(spec, drafter),
+            image_cache_bytes=spec.image_cache_bytes,
         )
+        images = None if runner.vision is None else image_source(spec, runner.vision)
         undo.pop_all()  # the engine owns the runners now
     vocab_size = runner.capabilities.vocab_size
     grammars = None
@@ -133,7 +140,18 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     if draft is not None:
         held += memory_bytes(draft.capabilities, engine.kv_capacity)
     return Loaded(
-        engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held, mtp, spec.sparse
+        engine,
+        tokenizer,
+        context,
+        step_s,
+        eos_ids,
+        sampling_defaults,
+        grammars,
+        formats,
+        held,
+        mtp,
+        spec.sparse,
+        images,
     )
 
 
@@ -262,9 +280,16 @@ def check_finite(runner: Runner, setting: str) -> None:
         raise LoadRefused(f"{setting}: {error}") from error
 
 
+def image_source(spec: WorkerSpec, vision: VisionEncoder) -> ImageSource:
+    """Return what prepares images for a vision tower. Raises `LoadRefused` if nothing does."""
+    if isinstance(vision, ScriptedVision):
+        return ScriptedImageProcessor()
+    raise LoadRefused(f"vision: no image processor is known for {spec.model_name}: serve it with --no-vision")
+
+
 def _load_tokenizer(spec: WorkerSpec, progress: Progress) -> Tokenizer | None:
     if spec.backend == "scripted":
-        return ByteTokenizer()
+        return ByteTokenizer(PLACEHOLDER, IMAGE_TOKEN) if spec.scripted.images else ByteTokenizer()
     if not has_tokenizer(Path(spec.model_path)):
         return None
     from workers.text.checkpoint_tokenizer import CheckpointTokenizer

@@ -44,6 +44,7 @@ from workers.process.open_sequence import OpenSequence
 from workers.process.prompts.allowed_tokens import FIELD as ALLOWED_FIELD
 from workers.process.prompts.allowed_tokens import restricted
 from workers.process.prompts.answered_prefix import AnsweredPrefix
+from workers.process.prompts.images.image_source import ImageSource
 from workers.process.prompts.prompt_builder import PromptBuilder, PromptResult, TokenizedPrompt, build_or_error
 from workers.process.prompts.prompt_query import answer_query
 from workers.process.prompts.refusal import PromptRefused
@@ -110,13 +111,14 @@ class OutputProcessor:
         formats: ChosenFormats = NO_FORMATS,
         vocab_size: int = 0,
         sparse: SparseSettings | None = None,
+        images: ImageSource | None = None,
     ) -> None:
         """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context`,
-        `eos_ids`, `grammars`, `formats`, `vocab_size` and `sparse` as in `PromptBuilder`. `sampling_defaults` stand for
-        parameters that a request leaves open."""
+        `eos_ids`, `grammars`, `formats`, `vocab_size`, `sparse` and `images` as in `PromptBuilder`. `sampling_defaults`
+        stand for parameters that a request leaves open."""
         self._vocab_size = vocab_size
         self._labels = LogprobLabels(tokenizer)
-        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids, grammars, formats, vocab_size, sparse)
+        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids, grammars, formats, vocab_size, sparse, images)
         self._sampling_defaults = sampling_defaults or {}
         self._max_live = max_live
         self._clock = clock
@@ -138,12 +140,13 @@ class OutputProcessor:
         """Return the open sequences."""
         return list(self._live)
 
-    def build_prompt(self, submit: Submit) -> TokenizedPrompt:
-        """Build the prompt of a request, on any thread, one at a time.
+    def build_prompt(self, submit: Submit, wanted: Callable[[], bool] = lambda: True) -> TokenizedPrompt:
+        """Build the prompt of a request, on any thread, one at a time. Stops between two images if it is not `wanted`
+        any more.
 
-        Raises `PromptRefused`, and whatever a bug in text code raises.
+        Raises as `PromptBuilder.build` does, and whatever a bug in text code raises.
         """
-        return self._prompt_builder.build(submit)
+        return self._prompt_builder.build(submit, wanted)
 
     def compiled(self, prompt: TokenizedPrompt) -> bool:
         """See `PromptBuilder.compiled`."""
@@ -249,6 +252,7 @@ class OutputProcessor:
             embeddings=prompt.embeddings,
             sparse=prompt.sparse,
             example=prompt.example,
+            images=prompt.images,
         )
         return SubmitResult(request, None)
 

@@ -154,8 +154,9 @@ class WorkerService:
             tools=tokenizer is not None and loaded.formats.tools is not None,
             reasoning=tokenizer is not None and loaded.formats.reasoning is not None,
             infill=tokenizer is not None and tokenizer.infill is not None,
-            embedding_width=loaded.engine.capabilities.embedding_width,
+            embedding_width=loaded.engine.capabilities.embedding_width if self._spec.embeddings else 0,
             mtp=loaded.mtp,
+            images=loaded.images is not None,
         )
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, MIN_KEEP, Label, Name
 from protocol.events import Phases
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
+from workers.engine.images.image_row_cache import DEFAULT_CACHE_BYTES
 from workers.faults.plan import Fault, of_incarnation
 from workers.host.cpu_plan import AUTO as BIND_AUTO
 from workers.load_options import SparseSettings
@@ -32,6 +33,10 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A step has room for drafted tokens. Without, the pace of answers is that of the steps."""
     recurrent: bool = False
     """The model has a recurrent state beside its rows."""
+    images: bool = False
+    """The model has a vision tower: prompts may have images, of which it knows only the bytes."""
+    image_part_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Time of each part of the computation of an image."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,6 +101,9 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Directory of the prefix tier; empty means one in memory, which ends with its last user."""
     state_cache_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 1_000_000_000
     """Maximum bytes of recurrent states that are kept for prefixes, if the model has any; 0 keeps none."""
+    image_cache_bytes: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = DEFAULT_CACHE_BYTES
+    """Maximum bytes of the rows of images that are kept for prompts with the same image, but for those that prompts
+    still need; 0 keeps no others."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
     parse_special: bool = False

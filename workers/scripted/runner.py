@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
+from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
     AttentionReader,
     Chunk,
@@ -32,7 +33,7 @@ from workers.engine.runner import (
 from workers.engine.slot_states import SlotStates
 from workers.sampling.logprobs import RowLogprobs, report_rows
 from workers.sampling.sample_spec import LogitEdits, SampleSpec, with_masks
-from workers.vision.encoder import VisionEncoder
+from workers.scripted.images import ScriptedVision
 
 BYTES_VOCAB = 257
 """The byte tokenizer's vocabulary: 256 byte values and the end-of-sequence token."""
@@ -59,7 +60,9 @@ class ScriptedRunner:
     `exact_rows`, `block_rows`, `decode_rows` and `draft_rows` are reported as capabilities. `state_bytes` (0, or
     `STATE_BYTES` and more) is the size of a recurrent state, of which `rollback_rows` can be taken back; with
     `row_bytes` 0 tokens follow from it alone. With `sparse`, positions may be beyond rows, and attention can be read:
-    a row attends as the hash of a row says. A sample with a NaN bias returns no
+    a row attends as the hash of a row says. With `images` there is a vision tower, whose parts take
+    `image_part_seconds`; with `mrope` positions may have three axes and be less than rows, and with `bidirectional` a
+    chunk has all of an image. A sample with a NaN bias returns no
     token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
     because the engine contains exceptions.
     """
@@ -80,6 +83,10 @@ class ScriptedRunner:
         state_bytes: int = 0,
         rollback_rows: int = 0,
         sparse: bool = False,
+        images: bool = False,
+        mrope: bool = False,
+        bidirectional: bool = False,
+        image_part_seconds: float = 0.0,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -100,11 +107,14 @@ class ScriptedRunner:
             rows_format=ROWS_FORMAT if not state_bytes else f"{ROWS_FORMAT}-state-{state_bytes}",
             decode_rows=decode_rows,
             draft_rows=draft_rows,
-            embedding_width=embedding_width,
+            embedding_width=ScriptedVision.width if images else embedding_width,
+            bidirectional_images=bidirectional,
             state_bytes=state_bytes,
             rollback_rows=rollback_rows,
         )
         self._sparse = sparse
+        self._mrope = mrope
+        self._vision = ScriptedVision(part_seconds=image_part_seconds, sleep=sleep) if images else None
         self._alphabet = tuple(alphabet)
         self._interval = 1.0 / tokens_per_second if tokens_per_second else 0.0
         self._prefill_interval = 1.0 / prefill_tokens_per_second if prefill_tokens_per_second else 0.0
@@ -138,9 +148,9 @@ class ScriptedRunner:
         return None
 
     @property
-    def vision(self) -> VisionEncoder | None:
+    def vision(self) -> ScriptedVision | None:
         """See `Runner.vision`."""
-        return None
+        return self._vision
 
     @property
     def attention(self) -> AttentionReader | None:
@@ -172,8 +182,8 @@ class ScriptedRunner:
         tokens: list[int | None] = []
         for chunk, spec in zip(chunks, specs, strict=True):
             self._take_back(chunk)
-            for index, token in enumerate(chunk.tokens):
-                self._write(chunk.slot, token, chunk.position_at(index))
+            for token, position in self._values(chunk):
+                self._write(chunk.slot, token, position)
             self._settle_state(chunk.slot)
             tokens.append(None if spec is None else self._sample_last(chunk.slot, *with_masks([spec])))
         self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
@@ -362,12 +372,52 @@ class ScriptedRunner:
         left_out = positions[-1] - (chunk.start + len(positions) - 1)
         if chunk.position < chunk.start or not rising or (left_out and not self._sparse):
             raise self._violation(f"chunk at positions {positions} in row {chunk.start}")
+        if chunk.axes is not None and (not self._mrope or chunk.axes.shape != (3, len(positions))):
+            raise self._violation(f"positions {chunk.axes.shape} of {len(positions)} tokens on three axes")
+        self._check_ends(chunk)
+
+    def _check_ends(self, chunk: Chunk) -> None:
+        """Check that a chunk has all of each image whose tokens attend to each other."""
+        if not self._capabilities.bidirectional_images or not has_rows(chunk.tokens):
+            if chunk.ends is not None:
+                raise self._violation("ends of a chunk without such images")
+            return
+        ends = chunk.ends or ()
+        last = chunk.start + len(chunk.tokens)
+        rows = list(enumerate(zip(chunk.tokens, ends, strict=False), chunk.start))
+        images = {end: [row for row, (token, other) in rows if token < 0 and other == end] for end in set(ends)}
+        known = all(end == row + 1 or token < 0 for row, (token, end) in rows)
+        whole = all(not image or (image[-1] + 1 == end and end <= last) for end, image in images.items())
+        if len(ends) != len(chunk.tokens) or not known or not whole:
+            raise self._violation(f"ends {ends} of a chunk at row {chunk.start}")
+
+    def _values(self, chunk: Chunk) -> list[tuple[int, int]]:
+        """Return what the hash of each row depends on, beside the rows before it: the token or the content of a row of
+        embeddings, and the positions."""
+        tokens = list(chunk.tokens)
+        if chunk.embeddings is not None:
+            ids = np.empty(len(tokens), np.int32)
+            rows = np.zeros((len(tokens), self._capabilities.embedding_width), np.float32)
+            chunk.embeddings.put(tokens, ids, rows)
+            for at in np.flatnonzero(ids < 0).tolist():
+                tokens[at] = _mix(tokens[at]) ^ zlib.crc32(rows[at].tobytes())
+        positions = [chunk.position_at(index) for index in range(len(tokens))]
+        if chunk.axes is not None:
+            positions = [_on_axes(*each) for each in chunk.axes.T.tolist()]
+        if chunk.ends is not None:
+            ahead = (end - row - 1 for row, end in enumerate(chunk.ends, chunk.start))
+            positions = [position + (more << 40) for position, more in zip(positions, ahead, strict=True)]
+        return list(zip(tokens, positions, strict=True))
 
     def _check_row(self, row: DecodeRow) -> None:
         if row.start == 0:
             raise self._violation(f"decode of slot {row.slot}, which has no prompt")
         left_out = row.position - row.start
-        if left_out < 0 or (left_out and not self._sparse) or row.sample.position != row.position + 1:
+        if self._mrope:  # a sample is at the place of its token, whatever the position
+            allowed = 0 <= row.position <= row.start and row.sample.position == row.start + 1
+        else:
+            allowed = left_out >= 0 and (self._sparse or not left_out) and row.sample.position == row.position + 1
+        if not allowed:
             raise self._violation(f"row {row.start} at position {row.position} samples for {row.sample.position}")
 
     def _check_slot(self, slot: int, start: int, length: int, tokens: Iterable[int]) -> None:
@@ -466,6 +516,11 @@ class ScriptedRunner:
     def _violation(self, text: str) -> ContractError:
         self.violations.append(text)
         return ContractError(text)
+
+
+def _on_axes(time: int, row: int, column: int) -> int:
+    """Return one number for the positions on three axes: the position, if all are equal."""
+    return time if time == row == column else _mix(time * 0x9E3779B97F4A7C15 + row * 0x100000001B3 + column)
 
 
 def _fingerprint(edits: LogitEdits) -> int:

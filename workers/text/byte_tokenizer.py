@@ -1,10 +1,10 @@
 """Byte-level tokenizer without files: one token per byte. For scripted workers and for tests without a model."""
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from protocol.request import TemplateOptions
+from workers.text.control_tokens import ControlTokens
 from workers.text.tokenizer import NO_OPTIONS, InfillFormat, Messages, Tools, decode
 
 EOS_ID = 256
@@ -47,34 +47,43 @@ class ByteInfillFormat:
 
 
 class ByteTokenizer:
-    """Ids 0 to 255 are bytes; 256 is the end-of-sequence token."""
+    """Ids 0 to 255 are bytes; 256 is the end-of-sequence token. A byte that is in no text may be that of a control
+    token."""
 
     vocab_size = 257
-    longest_token = 1
     eos_ids = frozenset({EOS_ID})
     template_text = ""
     response_template: Any = None
-    added_tokens: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self) -> None:
+    def __init__(self, control_token: str = "", control_id: int = -1) -> None:
+        """`control_id` is a byte that UTF-8 does not have."""
+        self._control, self._control_id = control_token, control_id
+        self._controls = ControlTokens([control_token] if control_token else ())
+        self.longest_token = max(1, len(control_token))
+        self.added_tokens: Mapping[str, int] = {control_token: control_id} if control_token else {}
         self.chat = ByteChatFormat()
         self.infill: InfillFormat | None = ByteInfillFormat()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Return the text's UTF-8 bytes; lone surrogates become question marks. `special` has no effect."""
-        return list(text.encode("utf-8", "replace"))
+        if not self._control:
+            return list(text.encode("utf-8", "replace"))
+        parts = [list(part.encode("utf-8", "replace")) for part in text.split(self._control)]
+        return [*parts[0], *(token for part in parts[1:] for token in (self._control_id, *part))]
 
     def encode_short(self, text: str) -> list[int]:
         """See `Tokenizer.encode_short`."""
         return self.encode(text, special=False)
 
     def mark_control_tokens(self, values: Any) -> tuple[Any, str]:
-        """Return the values: no text is a control token here."""
-        return values, ""
+        """See `Tokenizer.mark_control_tokens`."""
+        return self._controls.mark(values) if self._control else (values, "")
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
         """See `Tokenizer.encode_marked`."""
-        return self.encode(text, special=False)
+        parts = text.split(self._control) if self._control else [text]
+        clean = [list(part.replace(mark, "").encode("utf-8", "replace")) for part in parts]
+        return [*clean[0], *(token for part in clean[1:] for token in (self._control_id, *part))]
 
     def piece(self, token: int, *, first: bool = False) -> bytes:
         """See `Tokenizer.piece`."""

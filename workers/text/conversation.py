@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from protocol.request import Message
+from workers.text.image_content import ImageContent, content_of, pieces, text_part
 from workers.text.message_style import (
     ID_CHARACTERS,
     OBSERVATION,
@@ -43,7 +44,7 @@ def message_values(messages: Sequence[Message], style: MessageStyle) -> list[Any
     return [
         [
             "" if message.role in ROLES else message.role,
-            message.content,
+            pieces(message) if message.images else message.content,
             name,
             message.reasoning,
             _id(message.tool_call_id, style),
@@ -54,14 +55,20 @@ def message_values(messages: Sequence[Message], style: MessageStyle) -> list[Any
 
 
 def turns(
-    messages: Sequence[Message], values: Sequence[Any], style: MessageStyle, write: WriteCalls | None = None
+    messages: Sequence[Message],
+    values: Sequence[Any],
+    style: MessageStyle,
+    write: WriteCalls | None = None,
+    images: ImageContent | None = None,
 ) -> list[dict[str, Any]]:
     """Return the messages for the template, with the texts of `values`. What a message does not have is undefined.
 
-    `write` writes calls that are part of the text. Raises `ArgumentsError`.
+    `write` writes calls that are part of the text, and `images` is the form in which the template takes images. Raises
+    `ArgumentsError`.
     """
     made: list[dict[str, Any]] = []
     for message, (role, content, name, reasoning, call_id, calls) in zip(messages, values, strict=True):
+        content = _content(content, images, plain=bool(calls) or (style.results_within and bool(call_id)))
         if style.results_within and call_id and made and made[-1].get("tool_calls"):
             made[-1].setdefault(RESULTS, []).append(result_within(name, content))
             continue
@@ -79,6 +86,15 @@ def turns(
         role = OBSERVATION if style.calls_as_messages and call_id else role or message.role
         made.append(_turn(role, content, name, reasoning, call_id, calls, style))
     return made
+
+
+def _content(content: Any, images: ImageContent | None, *, plain: bool) -> Any:
+    """Return the content of a message: a text, or parts if it has images and the template takes these."""
+    if images is None:
+        return content
+    if isinstance(content, list):
+        return content_of(content, images, plain=plain)
+    return [text_part(content)] if images.always and content and not plain else content
 
 
 def _turn(

@@ -153,5 +153,5 @@ async def test_a_real_worker_reports_its_memory_and_the_size_of_its_cache() -> N
 def test_every_gauge_is_summed_over_incarnations_unless_it_may_fall() -> None:
     """`reached` and `slowest_step_ms` mean something within one incarnation only."""
     now = {"slots_active", "queue_depth", "kv_tokens", "retained_tokens", "reached", "slowest_step_ms", "memory_bytes"}
-    now |= {"others", "stored_bytes", "state_cache_bytes"}
+    now |= {"others", "stored_bytes", "state_cache_bytes", "image_cache_bytes"}
     assert set(Gauges.__struct_fields__) - now == set(COUNTED)

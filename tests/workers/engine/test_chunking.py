@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.chunking import CALL_TOKENS, chunk_lengths
+from workers.engine.chunking import CALL_TOKENS, chunk_ends, chunk_lengths
 
 SIZES = [(1,), (16,), (4, 16, 64), (16, 128, 512), (7, 8), (32, 33, 1000)]
 
@@ -64,3 +64,28 @@ def test_equal_costs_favour_fewer_calls() -> None:
 def test_invalid_arguments_are_refused(length: int, sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"length|sizes"):
         chunk_lengths(length, sizes)
+
+
+@pytest.mark.parametrize(
+    ("kept", "ends"),
+    [
+        ((), (64, 100)),
+        ((60, 64), (64, 100)),
+        ((60, 70), (60, 100)),
+        ((0, 64), (64, 100)),
+        ((10, 74), (10, 74, 100)),
+        ((90, 100), (64, 100)),
+    ],
+)
+def test_chunks_split_no_range_that_must_be_whole(kept: tuple[int, ...], ends: tuple[int, ...]) -> None:
+    def whole(length: int) -> int:
+        return kept[0] if kept and kept[0] < length < kept[1] else length
+
+    assert chunk_ends(100, (40, 64), whole) == ends
+    if not kept:
+        assert chunk_ends(100, (40, 64), whole) == (64, 64 + chunk_lengths(36, (40, 64))[0])
+
+
+def test_a_range_that_is_longer_than_the_largest_chunk_is_refused() -> None:
+    with pytest.raises(ValueError, match="65 tokens in one chunk, the largest has 64"):
+        chunk_ends(100, (40, 64), lambda length: 10 if 10 < length < 75 else length)

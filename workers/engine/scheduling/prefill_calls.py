@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from workers.engine.chunking import chunk_lengths
+from workers.engine.images.image_row_cache import ImageRowCache
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduling.preemption import in_turn
 from workers.engine.sequence import EngineSequence, ScheduledChunk, sample_spec
@@ -39,6 +39,8 @@ class _Candidate:
     """Rows that it has already, or would take from `source`."""
     source: int
     """The slot to take its first rows from, if this is its first chunk."""
+    available: int
+    """Tokens behind `start` that can be computed now: up to the first image whose rows are not there."""
 
     @property
     def rest(self) -> int:
@@ -50,13 +52,18 @@ class PrefillCalls:
     """Owns the token budget that a step has left."""
 
     def __init__(
-        self, capabilities: RunnerCapabilities, allocator: SlotAllocator, states: PrefixStates | None = None
+        self,
+        capabilities: RunnerCapabilities,
+        allocator: SlotAllocator,
+        states: PrefixStates | None = None,
+        images: ImageRowCache | None = None,
     ) -> None:
-        """`states` of a model with recurrent state."""
+        """`states` of a model with recurrent state, `images` of one with a vision tower."""
         self._capabilities = capabilities
         self._exact = capabilities.exact_rows
         self._allocator = allocator
         self._states = states
+        self._images = images
         self._budget_left = 0
         self._has_call = False
         self._reporting_next = True
@@ -90,9 +97,7 @@ class PrefillCalls:
         room = self._size(candidates)
         call: list[ScheduledChunk] = []
         for candidate in candidates:
-            length = min(candidate.rest, room, self._budget_left) if call else min(candidate.rest, room)
-            if self._states is not None and self._exact and length > 0:
-                length = self._states.chunk_length(candidate.sequence, candidate.start, length)
+            length = self._length(candidate, min(room, self._budget_left) if call else room)
             cost = length + (length == candidate.rest)
             if length < 1 or (self._has_call and cost > self._budget_left):
                 break
@@ -109,7 +114,9 @@ class PrefillCalls:
         """
         rows = 0
         before: list[_Candidate] = []
-        for sequence in islice(in_turn(prompts.prefilling, prompts.now), MAX_CHUNKS):
+        for sequence in in_turn(prompts.prefilling, prompts.now):
+            if len(before) == MAX_CHUNKS:
+                return
             if sequence.restores_to:
                 continue
             if sequence.reused is None:
@@ -121,10 +128,12 @@ class PrefillCalls:
                 source, start, waits = -1, sequence.cached.rows, False
             if waits:
                 return
-            candidate = _Candidate(sequence, start, source)
+            candidate = _Candidate(sequence, start, source, self._available(sequence, start))
+            if candidate.available < 1 or (not self._exact and candidate.available < _to_chunk_end(sequence, start)):
+                continue  # others do not wait for the image
             before.append(candidate)
             yield candidate
-            rows += self._rounded(candidate.rest)
+            rows += self._rounded(candidate.available)
             if not self._exact or rows >= self._capabilities.prefill_chunks[-1]:
                 return
 
@@ -135,21 +144,50 @@ class PrefillCalls:
             (candidate,) = candidates
             return _to_chunk_end(candidate.sequence, candidate.start)
         sizes = self._capabilities.prefill_chunks
-        size = chunk_lengths(sum(self._rounded(candidate.rest) for candidate in candidates), sizes)[0]
-        if size <= self._budget_left:
-            return size
-        return max((chunk for chunk in sizes if chunk <= self._budget_left), default=sizes[0])
+        size = chunk_lengths(sum(self._rounded(candidate.available) for candidate in candidates), sizes)[0]
+        if size > self._budget_left:
+            size = max((chunk for chunk in sizes if chunk <= self._budget_left), default=sizes[0])
+        least = self._rounded(self._least(candidates[0]))
+        return size if size >= least else next(chunk for chunk in sizes if chunk >= least)
+
+    def _least(self, candidate: _Candidate) -> int:
+        """Return the fewest tokens of the next chunk: those of an image that is computed in one piece."""
+        images = candidate.sequence.request.images
+        if images is None or not self._capabilities.bidirectional_images:
+            return 1
+        return images.through(candidate.start) - candidate.start
+
+    def _length(self, candidate: _Candidate, room: int) -> int:
+        """Return the tokens of a chunk of up to `room`, none of which is a part of an image that must not be split."""
+        sequence, start = candidate.sequence, candidate.start
+        most = length = min(candidate.available, room)
+        if length < 1 or not self._exact:
+            return length
+        if self._states is not None:
+            length = self._states.chunk_length(sequence, start, length)
+        if not self._capabilities.bidirectional_images:
+            return length
+        whole = sequence.whole(start + length, bidirectional=True) - start
+        least = self._least(candidate)
+        return whole or (least if least <= most else 0)
+
+    def _available(self, sequence: EngineSequence, start: int) -> int:
+        rest = sequence.prefill_length - sequence.left_out - start
+        return rest if self._images is None else self._images.available(sequence.request, start, rest)
 
     def _chunk(self, candidate: _Candidate, length: int) -> ScheduledChunk:
         sequence, start = candidate.sequence, candidate.start
         is_first = sequence.reused is None
         copy = self._allocator.begin(sequence, candidate.source, start) if is_first else None
         sample = sample_spec(sequence) if length == candidate.rest else None
-        return ScheduledChunk(sequence, sequence.chunk(start, length), sample, copy, is_first)
+        chunk = sequence.chunk(start, length, self._images, bidirectional=self._capabilities.bidirectional_images)
+        return ScheduledChunk(sequence, chunk, sample, copy, is_first)
 
     def _reported_chunk(self, sequence: EngineSequence, rows: int) -> ScheduledChunk:
         """Return the next chunk of a prompt with log-probabilities, of at most so many rows if rows are exact."""
-        candidate = _Candidate(sequence, sequence.cached.rows, sequence.slot)
+        start = sequence.cached.rows
+        rest = sequence.prefill_length - start  # it has neither images nor tokens that are left out
+        candidate = _Candidate(sequence, start, sequence.slot, rest)
         end = min(rows, candidate.rest) if self._exact else _to_chunk_end(sequence, candidate.start)
         scheduled = self._chunk(candidate, end)
         targets = tuple(sequence.tokens[candidate.start + 1 : candidate.start + end + 1])

@@ -274,7 +274,7 @@ class Speculator:
         except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the sequence
             self._failed(sequence, error)
             return ()
-        if sequence.request.embeddings is not None:  # whose rows are not drafted
+        if sequence.request.has_rows:  # which are not drafted
             draft = tuple(takewhile(lambda token: token >= 0, draft))
         eos = sequence.request.eos
         if not draft or eos.isdisjoint(draft):

@@ -93,8 +93,10 @@ class RowExchange:
 
     def read(self, asked: ReadRows, sequence: EngineSequence | None) -> RowsRead:
         """Return rows of a running sequence, or none if it has none there."""
-        if not self.rows_format or sequence is None or sequence.slot < 0 or sequence.request.embeddings is not None:
-            return RowsRead(asked)  # rows of embeddings have no tokens by which another worker could find them
+        if not self.rows_format or sequence is None or sequence.slot < 0 or sequence.request.has_rows:
+            return RowsRead(
+                asked
+            )  # rows of embeddings and images have no tokens by which another worker could find them
         if sequence.kept is not None:  # its rows are not those of its tokens alone
             return RowsRead(asked)
         if asked.state:

@@ -1,7 +1,7 @@
 """Estimates of the work that the prompt and the grammar of a request take."""
 
 from protocol.commands import Submit
-from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput, TokensInput
+from protocol.request import ChatInput, EmbeddedInput, Image, InfillInput, Input, Message, TextInput, TokensInput
 
 CHARACTERS_PER_MESSAGE = 32
 """Characters to tokenize that cost as much as rendering one message, at least."""
@@ -11,6 +11,10 @@ BYTES_PER_CHARACTER = 512
 """Bytes of embeddings whose digests cost as much as tokenizing one character."""
 CHARACTERS_PER_ROW = 2
 """Characters to tokenize that cost as much as the number of one row of embeddings, however short it is."""
+CHARACTERS_PER_IMAGE = 8192
+"""Characters to tokenize that cost as much as preparing an image, at least."""
+PIXELS_PER_CHARACTER = 25
+"""Pixels of an image that cost as much to prepare as tokenizing one character."""
 CHARACTERS_PER_BREAKER = 4096
 """Characters to tokenize that cost as much as looking for one breaker in the vocabulary."""
 
@@ -31,7 +35,8 @@ def input_cost(source: Input) -> int:
         return len(source.text)
     if isinstance(source, ChatInput):
         characters = len(source.tools_json) + sum(map(_characters, source.messages))
-        return characters + CHARACTERS_PER_MESSAGE * len(source.messages)
+        characters += CHARACTERS_PER_MESSAGE * len(source.messages)
+        return characters + sum(map(_image_cost, source.images))
     if isinstance(source, InfillInput):
         return len(source.prefix) + len(source.suffix)
     if isinstance(source, EmbeddedInput):
@@ -44,6 +49,11 @@ def may_be_constrained(submit: Submit) -> bool:
     source = submit.input
     tools = isinstance(source, ChatInput) and source.parse_tools and bool(source.tools_json)
     return submit.grammar is not None or tools
+
+
+def _image_cost(image: Image) -> int:
+    """Decoding, resizing and normalizing: always too long for the event loop."""
+    return CHARACTERS_PER_IMAGE + image.width * image.height // PIXELS_PER_CHARACTER
 
 
 def _characters(message: Message) -> int:

@@ -10,6 +10,8 @@ from protocol.request import ChatInput, Message, Pin
 from workers.engine.prefix_match import PinnedPrefix, common_prefix
 from workers.process.prompts.refusal import PromptRefused
 
+Render = Callable[[ChatInput], tuple[str, str]]
+"""Returns the text of a prompt and the mark of control tokens in it. Raises `PromptRefused`."""
 KNOWN = 64
 """Prefixes whose number of tokens is remembered."""
 
@@ -17,30 +19,30 @@ KNOWN = 64
 class PinnedPrefixes:
     """Counts the tokens of pinned prefixes of chats, for one model. Used by one thread at a time."""
 
-    def __init__(
-        self, render: Callable[[ChatInput], tuple[str, str]], encode: Callable[[str, str], Sequence[int]]
-    ) -> None:
-        """`render` returns the text of a prompt and the mark of control tokens in it, and `encode` the tokens of these;
-        both raise `PromptRefused`."""
+    def __init__(self, render: Render, encode: Callable[[str, str], Sequence[int]]) -> None:
+        """`encode` returns the tokens of what `render` returns, and raises `PromptRefused` as well."""
         self._render = render
         self._encode = encode
         self._known: OrderedDict[bytes, int] = OrderedDict()
 
-    def of(self, source: ChatInput, tokens: Sequence[int]) -> tuple[PinnedPrefix, ...]:
-        """Return the prefixes of a prompt of these tokens that are to be kept."""
+    def of(self, source: ChatInput, tokens: Sequence[int], render: Render | None = None) -> tuple[PinnedPrefix, ...]:
+        """Return the prefixes of a prompt of these tokens that are to be kept. `render` is for this chat alone."""
         if not source.pins:
             return ()
-        text, mark = self._render(source)
-        found = (PinnedPrefix(self._rows(source, pin, text, mark, tokens), float(pin.seconds)) for pin in source.pins)
+        render = render or self._render
+        text, mark = render(source)
+        found = (
+            PinnedPrefix(self._rows(source, pin, text, mark, tokens, render), float(pin.seconds)) for pin in source.pins
+        )
         return tuple(pin for pin in found if pin.rows)
 
     def boundaries(self, source: ChatInput, tokens: Sequence[int], messages: Sequence[int]) -> list[int]:
         """Return how many tokens of a prompt come before the content of each of some messages, by their index; 0 if
         that is not known."""
         text, mark = self._render(source)
-        return [self._rows(source, Pin(index, 1), text, mark, tokens) for index in messages]
+        return [self._rows(source, Pin(index, 1), text, mark, tokens, self._render) for index in messages]
 
-    def _rows(self, source: ChatInput, pin: Pin, text: str, mark: str, tokens: Sequence[int]) -> int:
+    def _rows(self, source: ChatInput, pin: Pin, text: str, mark: str, tokens: Sequence[int], render: Render) -> int:
         """Return the tokens that the prompt has in common with that of a chat which differs behind the prefix. The
         template decides what this is: it may put later messages first. 0 if it takes no other text."""
         if pin.messages >= len(source.messages):
@@ -48,7 +50,7 @@ class PinnedPrefixes:
         kept, rest = source.messages[: pin.messages], source.messages[pin.messages :]
         changed = (_changed(rest[0], pin.characters), *(_changed(message, 0) for message in rest[1:]))
         try:
-            other, _ = self._render(replace(source, messages=(*kept, *changed)))
+            other, _ = render(replace(source, messages=(*kept, *changed)))
         except PromptRefused:
             return 0  # the template takes no other text there: what it does with it is not known
         return self._tokens(text[: _common(text, other)], mark, tokens)

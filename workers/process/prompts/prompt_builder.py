@@ -15,6 +15,7 @@ from protocol.prefix_digests import PrefixDigests
 from protocol.request import ChatInput, EmbeddedInput, Grammar, InfillInput, Input, Sampling
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
+from workers.engine.images.prompt_images import PromptImages
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.request import Constraint
 from workers.engine.sparse.sparse_request import SparsePrompt
@@ -30,6 +31,8 @@ from workers.process.prompts.allowed_tokens import check_allowed
 from workers.process.prompts.answer_constraint import AnswerConstraints
 from workers.process.prompts.embedded_prompt import embedded_prompt, last_tokens
 from workers.process.prompts.grammar_examples import GrammarExamples
+from workers.process.prompts.images.image_prompts import ImagePrompts
+from workers.process.prompts.images.image_source import ImageSource
 from workers.process.prompts.prompt_encoder import PromptEncoder, tool_list
 from workers.process.prompts.refusal import PromptRefused
 from workers.process.prompts.sparse_prompts import SparsePrompts
@@ -72,6 +75,8 @@ class TokenizedPrompt:
     """The part of it that is computed; None for all of it."""
     example: tuple[int, ...] = ()
     """An example of what the grammar allows."""
+    images: PromptImages | None = None
+    """The images whose rows are among the tokens."""
 
     @property
     def grammar_name(self) -> str:
@@ -94,6 +99,10 @@ def build_or_error(make: Callable[[Submit], Result], submit: Submit) -> Result |
         return error
 
 
+def _always() -> bool:
+    return True
+
+
 class PromptBuilder:
     """Builds prompts for one model. What it keeps are facts about the model's chat template, and caches: the tokens of
     breakers, and compiled grammars."""
@@ -107,10 +116,11 @@ class PromptBuilder:
         formats: ChosenFormats = NO_FORMATS,
         vocab_size: int = 0,
         sparse: SparseSettings | None = None,
+        images: ImageSource | None = None,
     ) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
         model without a tokenizer. Without `grammars`, requests that have one are refused. `vocab_size` is that of the
-        model, in which constraints are. `sparse` as in `SparsePrompts`."""
+        model, in which constraints are. `sparse` as in `SparsePrompts`, and `images` as in `ImagePrompts`."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._context = context
@@ -118,7 +128,9 @@ class PromptBuilder:
         self._breakers: BreakerTokens | None = None
         self._parsing = None if tokenizer is None else OutputParsing(tokenizer, formats, vocab_size)
         added = {} if tokenizer is None else tokenizer.added_tokens
-        self._encoder = PromptEncoder(tokenizer, context, call_writer(formats.tools, added))
+        placeholder = "" if images is None else images.placeholder
+        self._encoder = PromptEncoder(tokenizer, context, call_writer(formats.tools, added), placeholder)
+        self._images = ImagePrompts(images, context)
         self._sparse = SparsePrompts(sparse, self._encoder.boundaries)
         self._examples = GrammarExamples(tokenizer, vocab_size)
         self._constraints = AnswerConstraints(grammars, ToolCallGrammars(formats.tools, added))
@@ -133,20 +145,29 @@ class PromptBuilder:
 
     def tokens(self, source: Input, *, special: bool = True) -> tuple[int, ...]:
         """See `PromptEncoder.tokens`."""
-        return self._encoder.tokens(source, special=special)
+        images = self._images.prepare(source, _always) if isinstance(source, ChatInput) else None
+        tokens = self._encoder.tokens(source, images, special=special)
+        if images is not None:
+            images.prompt(tokens)  # refuses what cannot be generated from
+        return tokens
 
     def text(self, source: Input) -> str:
         """See `PromptEncoder.text`."""
         return self._encoder.text(source)
 
-    def build(self, submit: Submit) -> TokenizedPrompt:
-        """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request."""
+    def build(self, submit: Submit, wanted: Callable[[], bool] = _always) -> TokenizedPrompt:
+        """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request, and
+        `PromptCancelled` between two images if it is not `wanted` any more."""
         check_allowed(submit.sampling, self._vocab_size)
-        embeddings = None
+        embeddings = images = placed = None
         if isinstance(submit.input, EmbeddedInput):
             tokens, embeddings = embedded_prompt(submit.input, self._context)
         else:
-            tokens = self.tokens(submit.input)
+            images = self._images.prepare(submit.input, wanted) if isinstance(submit.input, ChatInput) else None
+            tokens = self._encoder.tokens(submit.input, images)
+        numbered = tokens
+        if images is not None:
+            numbered, placed = images.prompt(tokens)
         parser, gate = None, None
         if self._parsing is not None and isinstance(submit.input, ChatInput):
             parser, gate = self._parse(self._parsing, submit, submit.input, tokens)
@@ -166,10 +187,24 @@ class PromptBuilder:
         bad, breakers = self._words(submit.sampling)
         grammar = self._constraints.grammar(submit, gate)
         prefix = PrefixDigests.of(submit.input, submit.tenant)
-        pins = self._encoder.pinned(submit.input, tokens) if isinstance(submit.input, ChatInput) else ()
+        pins = self._encoder.pinned(submit.input, tokens, images) if isinstance(submit.input, ChatInput) else ()
         sparse, example = self._sparse.of(submit, tokens), self._examples.of(grammar)
         return TokenizedPrompt(
-            tokens, text, eos, bad, breakers, parser, gate, grammar, stop_ids, prefix, pins, embeddings, sparse, example
+            numbered,
+            text,
+            eos,
+            bad,
+            breakers,
+            parser,
+            gate,
+            grammar,
+            stop_ids,
+            prefix,
+            pins,
+            embeddings,
+            sparse,
+            example,
+            placed,
         )
 
     def _ends(self, source: Input) -> frozenset[int]:

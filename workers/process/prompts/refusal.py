@@ -13,6 +13,10 @@ class PromptRefused(Exception):
         self.retry_after_s = retry_after_s
 
 
+class PromptCancelled(Exception):
+    """Raised while a prompt is built that no request waits for any more."""
+
+
 def unsupported(text: str, field: str) -> PromptRefused:
     """Return the refusal of what the model cannot do."""
     return PromptRefused(ErrorCode.UNSUPPORTED, text, field)

@@ -56,6 +56,8 @@ class SparsePrompts:
             return "log-probabilities of the prompt need all of it: leave one of the two out"
         if isinstance(submit.input, EmbeddedInput):
             return "rows of embeddings cannot be scored: give tokens, or leave it out"
+        if isinstance(submit.input, ChatInput) and submit.input.images:
+            return "rows of images cannot be scored: leave the images out, or it"
         if submit.limits.max_tokens == 0:
             return "without an answer all of the prompt is computed: ask for a token at least, or leave it out"
         return ""

@@ -113,7 +113,7 @@ class TokenizeQueue:
 
     def cancel(self, stream: int) -> Finished | None:
         """End a request that has no prompt or no grammar yet; return None for any other. What runs on a thread is not
-        interrupted."""
+        interrupted, but between two images."""
         if self._waiting.pop(stream, None) is None and self._compiling.pop(stream, None) is None:
             return None
         self._output.leave(stream)
@@ -186,8 +186,9 @@ class TokenizeQueue:
         if tokenize_cost(submit) <= MAX_INLINE_COST:
             await anyio.lowlevel.checkpoint()
             return build_or_error(self._output.build_prompt, submit)
+        build = partial(self._output.build_prompt, wanted=lambda: submit.stream in self._waiting)
         return await anyio.to_thread.run_sync(
-            build_or_error, self._output.build_prompt, submit, limiter=self._limiter, abandon_on_cancel=True
+            build_or_error, build, submit, limiter=self._limiter, abandon_on_cancel=True
         )
 
     async def _build_constraint(self, submit: Submit, prompt: TokenizedPrompt) -> Constraint | BaseException | None:

@@ -1,0 +1,1 @@
+"""Images in the engine, on the scripted runner."""

@@ -1,0 +1,1 @@
+"""Images of chats in the prompt builder."""

@@ -1,0 +1,1 @@
+"""Images of chats, as prompts are built with them."""

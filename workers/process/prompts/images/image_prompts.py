@@ -1,0 +1,122 @@
+"""Images of chats: prepares them for the vision tower, and finds their rows among the tokens of a prompt."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import structlog
+
+from protocol.errors import ErrorCode
+from protocol.request import ChatInput, Image
+from workers.engine.images.prompt_images import PlacedImage, PromptImages
+from workers.process.prompts.images.image_source import ImageSource, PreparedSource
+from workers.process.prompts.images.patch_memory import PatchMemory
+from workers.process.prompts.refusal import PromptCancelled, PromptRefused, unsupported
+from workers.vision.image_refused import ImageRefused
+from workers.vision.mrope import axes_of
+
+FLOAT_BYTES = 4
+RETRY_S = 1
+
+
+@dataclass(frozen=True)
+class ChatImages:
+    """The prepared images of a chat, in the order of their places."""
+
+    source: ImageSource
+    placed: tuple[tuple[Image, PreparedSource], ...]
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The texts that replace the placeholders."""
+        return tuple(prepared.text for _, prepared in self.placed)
+
+    def prompt(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], PromptImages]:
+        """Return the tokens with the numbers of rows in place of image tokens, and the images.
+
+        Raises `PromptRefused` for a prompt with other image tokens than those of the images: a message has the text of
+        one, which the tokenizer takes for it.
+        """
+        images: list[PlacedImage] = []
+        places = [at for at, token in enumerate(tokens) if token == self.source.image_token]
+        used = 0
+        for image, prepared in self.placed:
+            for patches in prepared.parts:
+                run = places[used : used + patches.count]
+                if len(run) < patches.count or run[-1] - run[0] != patches.count - 1:
+                    raise _other_tokens(image)
+                images.append(PlacedImage(run[0], patches, image.field))
+                used += patches.count
+        if used != len(places):
+            raise _other_tokens(self.placed[-1][0])
+        numbered = list(tokens)
+        for placed in images:
+            numbered[placed.start : placed.end] = placed.numbers
+        if not self.source.config.mrope:
+            return tuple(numbered), PromptImages(tuple(images))
+        axes, answer = axes_of(tokens, [(placed.start, placed.patches) for placed in images])
+        return tuple(numbered), PromptImages(tuple(images), axes, answer)
+
+
+class ImagePrompts:
+    """Prepares the images of chats, for one model. Used by one thread at a time."""
+
+    def __init__(self, source: ImageSource | None, context: int, memory: PatchMemory | None = None) -> None:
+        """Without a `source` images are refused. An image whose rows cannot fit into `context` tokens is refused before
+        it is decoded."""
+        self._source = source
+        self._context = context
+        self._memory = memory or PatchMemory()
+        self._log = structlog.get_logger()
+
+    def prepare(self, source: ChatInput, wanted: Callable[[], bool]) -> ChatImages | None:
+        """Return the images of a chat; None if it has none. Raises `PromptRefused` with the field of the image that
+        cannot be used, and `PromptCancelled` between two images if the chat is not `wanted` any more."""
+        if not source.images and not any(message.images for message in source.messages):
+            return None
+        if problem := source.image_problem:
+            raise PromptRefused(ErrorCode.INVALID, problem, source.images[0].field if source.images else "messages")
+        if self._source is None:
+            raise unsupported("the model takes no images: leave them out, or ask a model that does", _field(source, 0))
+        order = [place.image for message in source.messages for place in message.images]
+        self._check_sizes(self._source, source, order)
+        prepared: dict[int, PreparedSource] = {}
+        for index in order:
+            if index not in prepared:
+                if not wanted():
+                    raise PromptCancelled
+                prepared[index] = self._prepared(self._source, source, index)
+        return ChatImages(self._source, tuple((source.images[index], prepared[index]) for index in order))
+
+    def _check_sizes(self, images: ImageSource, source: ChatInput, order: Sequence[int]) -> None:
+        rows, config = 0, images.config
+        for index in order:
+            try:
+                rows += images.tokens_of(source.images[index])
+            except ImageRefused as error:
+                raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
+            if rows >= self._context:
+                text = f"the images up to this one take {rows} tokens, which leave no room in {self._context}"
+                raise PromptRefused(ErrorCode.CONTEXT, text, _field(source, index))
+        size = rows * config.group * config.patch_values * FLOAT_BYTES
+        if not self._memory.fits(size):
+            text = f"the images take {size} bytes beside those of other requests, {self._memory.max_bytes} are at most"
+            raise PromptRefused(ErrorCode.OVERLOADED, text, _field(source, order[0]), RETRY_S)
+
+    def _prepared(self, images: ImageSource, source: ChatInput, index: int) -> PreparedSource:
+        try:
+            prepared = images.prepare(source.images[index])
+        except ImageRefused as error:
+            raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
+        for part in prepared.parts:
+            self._memory.hold(part.values)
+        return prepared
+
+
+def _field(source: ChatInput, index: int) -> str:
+    return source.images[index].field or "messages"
+
+
+def _other_tokens(image: Image) -> PromptRefused:
+    text = "the prompt has other image tokens than those of its images: leave the text of image tokens out of messages"
+    return PromptRefused(ErrorCode.INVALID, text, image.field or "messages")
