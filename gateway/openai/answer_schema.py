@@ -179,6 +179,13 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     embeddings: Literal[False]
 
 
+class ModelArchitecture(Struct, forbid_unknown_fields=True):
+    """What a model takes and makes."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]]
+
+
 class Model(Struct, forbid_unknown_fields=True):
     """One model. What only its workers know is null until they have loaded it for the first time."""
 
@@ -208,6 +215,7 @@ class Model(Struct, forbid_unknown_fields=True):
     """By what `slots` are fewer than the settings have: `model`, for one that only mlx-lm describes; otherwise null."""
     adapter: str | None
     """The LoRA adapter that is applied to it; null if there is none."""
+    architecture: ModelArchitecture | None
     capabilities: ModelCapabilities | None
 
 
