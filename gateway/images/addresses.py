@@ -28,7 +28,7 @@ _NOT_PUBLIC_V6 = tuple(
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address is one of the public internet. One with a scope, or that is none, is not."""
+    """Return whether an address is one of the public internet. False for one with a scope, and for any other text."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

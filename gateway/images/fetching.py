@@ -70,7 +70,7 @@ class ImageFetcher:
         except TimeoutError as error:
             raise invalid(field, f"`{field}`: the image did not arrive within {self._deadline_s:g} s") from error
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
-            # A network's errors are not told: they would map it.
+            # The client gets no error of the network: these would map it.
             raise invalid(field, f"`{field}`: the image could not be fetched") from error
 
     async def _get(self, wanted: ImageUrl, field: str, most: int, held: HeldBody) -> bytes:

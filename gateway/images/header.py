@@ -22,7 +22,7 @@ _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 
 
 class HeaderInvalid(ValueError):
-    """Raised for a file whose header is of no known format, is cut off or contradicts itself; the message says why."""
+    """Raised for a file whose header has no known format, is truncated or contradicts itself; the message says why."""
 
 
 class ImageHeader(NamedTuple):
@@ -53,7 +53,7 @@ def read_header(data: bytes) -> ImageHeader:
     try:
         width, height = _SIDES[kind](data)
     except (struct.error, IndexError) as error:
-        raise HeaderInvalid(f"its {kind.upper()} header is cut off") from error
+        raise HeaderInvalid(f"its {kind.upper()} header is truncated") from error
     return ImageHeader(kind, width, height)
 
 
@@ -127,7 +127,7 @@ def _table(flags: int) -> int:
 def _webp(data: bytes) -> tuple[int, int]:
     (size,) = struct.unpack_from("<I", data, 4)
     if size + 8 > len(data):
-        raise HeaderInvalid("its WEBP header is cut off")
+        raise HeaderInvalid("its WEBP header is truncated")
     chunk, payload = data[12:16], data[20:30]
     if chunk == b"VP8X":
         return 1 + int.from_bytes(_whole(payload[4:7], 3), "little"), 1 + int.from_bytes(

@@ -125,7 +125,7 @@ class MixedContent:
 
 
 def check_media_type(declared: str, field: str) -> None:
-    """Refuse a declared type that is none of an image's. Of the four, the first bytes of the file decide. Raises
+    """Refuse a declared type other than those of images. Of the four, the first bytes of the file decide. Raises
     `RequestError`."""
     if declared.strip().lower() not in MEDIA_TYPES:
         text = f"`{field}` is of the type {declared[:MAX_NAME]!r}; images are {TAKEN} files"

@@ -180,7 +180,7 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
 
 
 class ModelArchitecture(Struct, forbid_unknown_fields=True):
-    """What a model takes and makes."""
+    """Kinds of input and output of a model."""
 
     input_modalities: list[Literal["text", "image"]]
     output_modalities: list[Literal["text"]]

@@ -84,7 +84,7 @@ def _capabilities(known: Capabilities | None) -> dict[str, bool | int] | None:
 
 
 def _architecture(known: Capabilities | None) -> dict[str, list[str]] | None:
-    """What a model takes and makes, under OpenRouter's names; None for one that was not loaded yet."""
+    """Return the kinds of input and output of a model, under OpenRouter's names; None before it was loaded."""
     if known is None:
         return None
     return {"input_modalities": ["text", *["image"] * known.images], "output_modalities": ["text"]}

@@ -133,7 +133,7 @@ def shown(
     return ChatInput((Message("user", text, images=(ImagePlace(0, at),)),), images=(image,))
 
 
-def test_images_are_told_apart_by_content_detail_and_place_and_weigh_as_much_as_their_tokens() -> None:
+def test_images_differ_by_content_detail_and_place_and_weigh_as_much_as_their_tokens() -> None:
     one = shown(b"one")
     assert digests(one) == digests(shown(b"one", digest=hashlib.blake2b(b"one", digest_size=16).digest()))
     assert PrefixDigests.of(one, "").size > 400 * 4

@@ -142,7 +142,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], tuple[str, ...], tuple[ImagePlace, 
 
 
 async def submitted(served: Served, path: str, body: dict[str, Any]) -> Submit:
-    """What the worker gets of a request, which is then answered."""
+    """Send a request, answer it, and return what the worker got."""
     async with anyio.create_task_group() as group:
         before = len(served.worker.submits)
         statuses = []
@@ -206,7 +206,7 @@ async def test_models_say_what_they_take() -> None:
         ),
         pytest.param(data_url(png_header(9000, 9000)), "9000 x 9000 pixels; 40000000 are allowed", id="bomb"),
         pytest.param(data_url(PNG)[:-1] + "!", "is not base64", id="not base64"),
-        pytest.param(data_url(PNG)[:-3], "is not base64", id="cut off"),
+        pytest.param(data_url(PNG)[:-3], "is not base64", id="truncated"),
         pytest.param("https://example.org/a.png", "allow_image_urls", id="url"),
     ],
 )

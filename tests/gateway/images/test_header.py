@@ -34,7 +34,7 @@ def test_formats_and_sides_are_those_that_pillow_writes_and_headers_that_are_cut
     kind, data = FILES[name]
     assert read_header(data) == (kind, 300, 7)
     for end in (0, 3, 11, 15, 19, 22):
-        with pytest.raises(HeaderInvalid, match=r"cut off|not a PNG|damaged"):
+        with pytest.raises(HeaderInvalid, match=r"truncated|not a PNG|damaged"):
             read_header(data[:end])
 
 
@@ -52,7 +52,7 @@ def test_formats_and_sides_are_those_that_pillow_writes_and_headers_that_are_cut
         pytest.param(GIF + b"!\xff" + b"\x01a" * 3000, "over 1024 blocks", id="gif of blocks"),
         pytest.param(GIF + b"!\xfe\x00" * 3000, "over 1024 blocks", id="gif of extensions"),
         pytest.param(GIF + b";", "damaged", id="gif without a frame"),
-        pytest.param(b"RIFF\xff\xff\xff\xffWEBP" + LOSSY[12:], "cut off", id="webp longer than the file"),
+        pytest.param(b"RIFF\xff\xff\xff\xffWEBP" + LOSSY[12:], "truncated", id="webp longer than the file"),
         pytest.param(LOSSY[:12] + b"XXXX" + LOSSY[16:], "damaged", id="webp of another chunk"),
     ],
 )
