@@ -1,5 +1,6 @@
 """Servers of images on this machine, and fetchers that may connect to them."""
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,18 +33,25 @@ class Site:
     addresses: list[str] = field(default_factory=lambda: ["127.0.0.1"])
     budget: BodyBudget = field(default_factory=lambda: BodyBudget(1 << 30, 1))
 
-    def fetcher(self, deadline_s: float = 5.0, public: Callable[[str], bool] = "127.0.0.1".__eq__) -> ImageFetcher:
+    secure: bool = False
+
+    def fetcher(
+        self,
+        deadline_s: float = 5.0,
+        public: Callable[[str], bool] = "127.0.0.1".__eq__,
+        trusted: ssl.SSLContext | None = None,
+    ) -> ImageFetcher:
         async def resolve(host: str, port: int) -> list[str]:
             self.resolved.append(host)
             return list(self.addresses)
 
-        return ImageFetcher(("*",), resolve=resolve, public=public, deadline_s=deadline_s)
+        return ImageFetcher(("*",), resolve=resolve, public=public, deadline_s=deadline_s, trusted=trusted)
 
     async def fetch(
         self, fetcher: ImageFetcher | None = None, path: str = "/a.png", most: int = MAX_IMAGE_BYTES
     ) -> bytes:
         held = HeldBody(self.budget)
-        source = ImageSource(FIELD, "url", f"http://images.test:{self.port}{path}")
+        source = ImageSource(FIELD, "url", f"http{'s' * self.secure}://images.test:{self.port}{path}")
         try:
             return await (fetcher or self.fetcher()).fetch(source, "anna", most, held)
         finally:
@@ -51,15 +59,17 @@ class Site:
 
 
 @asynccontextmanager
-async def site(answer: Answer) -> AsyncIterator[Site]:
-    made = Site()
+async def site(answer: Answer, *, secure: bool = False) -> AsyncIterator[Site]:
+    """Serve images. With `secure`, the answer begins with the handshake of TLS."""
+    made = Site(secure=secure)
 
     async def serve(stream: SocketStream) -> None:
         made.open += 1
         made.most = max(made.most, made.open)
         try:
             async with stream:
-                made.requests.append(await stream.receive())
+                if not secure:
+                    made.requests.append(await stream.receive())
                 await answer(stream)
         except (anyio.BrokenResourceError, anyio.EndOfStream):
             pass

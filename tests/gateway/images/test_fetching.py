@@ -1,9 +1,13 @@
 """Images by URL: from public addresses of allowed hosts alone, whole, in time, and nowhere else."""
 
+import ssl
+
 import anyio
 import anyio.lowlevel
 import pytest
+import trustme
 from anyio.abc import SocketStream
+from anyio.streams.tls import TLSStream
 
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RequestError
@@ -174,3 +178,30 @@ async def test_a_client_has_so_many_fetches_at_once_and_leaves_nothing_behind() 
     assert made.most == MAX_AT_ONCE
     assert len(made.requests) == MAX_AT_ONCE + 3
     assert not fetcher._turns
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["images.test", "other.test"])
+async def test_a_certificate_must_have_the_name_of_the_url_and_not_the_address(name: str) -> None:
+    authority, names = trustme.CA(), []
+    server, trusted = (ssl.SSLContext(kind) for kind in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
+    authority.issue_cert(name, "127.0.0.1").configure_cert(server)
+    authority.configure_trust(trusted)
+    server.sni_callback = lambda _, sni, __: names.append(sni)
+
+    async def answer(stream: SocketStream) -> None:
+        try:
+            async with await TLSStream.wrap(stream, server_side=True, ssl_context=server) as secure:
+                await secure.receive()
+                await whole()(secure)  # type: ignore[arg-type]
+        except (ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream):
+            pass  # the client does not trust it
+
+    async with site(answer, secure=True) as made:
+        fetcher = made.fetcher(trusted=trusted)
+        if name == "images.test":
+            assert await made.fetch(fetcher) == PNG
+        else:
+            with pytest.raises(RequestError, match="could not be fetched"):
+                await made.fetch(fetcher)
+    assert names == ["images.test"]
