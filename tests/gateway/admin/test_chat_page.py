@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import FilePayload, Page, expect
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
@@ -298,14 +298,14 @@ async def test_the_examples_are_those_of_the_model() -> None:
 
 
 async def test_images_are_chosen_dropped_and_removed_and_sent_with_the_message() -> None:
-    png = {"name": "a.png", "mimeType": "image/png", "buffer": PNG}
+    files: list[FilePayload] = [{"name": name, "mimeType": "image/png", "buffer": PNG} for name in ("a.png", "b.png")]
     drop = """([name, kind, size]) => {
       const data = new DataTransfer();
       data.items.add(new File([new Uint8Array(size)], name, { type: kind }));
       document.querySelector('#chat').dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true }));
     }"""
     async with chatting(make=seeing) as (served, page, _):
-        await page.locator("#image-file").set_input_files([png, {**png, "name": "b.png"}])  # type: ignore[list-item]
+        await page.locator("#image-file").set_input_files(files)
         await expect(page.locator("#images img")).to_have_count(2)
         await page.get_by_role("button", name="Remove image 2").click()
         await expect(page.locator("#images img")).to_have_count(1)
