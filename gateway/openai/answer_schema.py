@@ -175,7 +175,8 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     """The hidden size, if rows of embeddings are taken in place of a prompt; otherwise 0."""
     mtp: bool
     """Its own head for multi-token prediction drafts tokens."""
-    vision: Literal[False]
+    vision: bool
+    """It takes images."""
     embeddings: Literal[False]
 
 
