@@ -26,6 +26,7 @@ from gateway.http.error_handlers import ErrorHandlers
 from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
 from gateway.http.tls import Tls
+from gateway.images.loading import ImageLoader
 from gateway.keys.api_keys import ApiKeys
 from gateway.models.messages import LoaderMessage
 from gateway.ollama.dialect import ollama_dialect
@@ -37,6 +38,7 @@ from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect, StatefulDecode
 from gateway.streaming.generate_endpoint import GenerateEndpoint, stateless
+from gateway.streaming.image_inputs import ImageInputs
 from gateway.streaming.moving.record_store import RecordStore
 from gateway.streaming.moving.stream_mover import RecordedPath, StreamMover
 from gateway.streaming.peer import PeerGateway
@@ -58,6 +60,7 @@ def create_app(
     traces: RequestTraces | None = None,
     tls: Tls | None = None,
     models: Ref[LoaderMessage] | None = None,
+    images: ImageLoader | None = None,
     joins: RemoteJoin | None = None,
     retired: Callable[[], bool] = lambda: False,
     records: RecordStore | None = None,
@@ -68,7 +71,8 @@ def create_app(
     `peer` may keep further ones. `dialects` are served beside those of Baton; OpenAI's conventions hold for all paths
     that are of none. `keys` are by default those of the settings; raises `ApiKeysInvalid` for them. `responses` keeps
     and generates stored responses; the default one has the store of the settings, and generates none in the background.
-    `models` loads and unloads models; without it they stay as they are.
+    `models` loads and unloads models; without it they stay as they are. `images` loads the images of requests; by
+    default, as the settings have it.
     `traces` exports the traces of requests; `tls` is the certificate of the server, which a request can reload.
     `joins` makes tokens for workers that join; without it none can.
     `records` are those by which streams move between gateways; without them each stream ends with its gateway.
@@ -96,12 +100,14 @@ def create_app(
         for dialect in (openai, *dialects)
         for path, decode in _decoders(dialect).items()
     }
-    mover = None if records is None else StreamMover(router, settings, streams, records, paths)
+    inputs = ImageInputs(router, images or ImageLoader(settings))
+    mover = None if records is None else StreamMover(router, settings, streams, records, paths, inputs)
     resume = ResumeEndpoint(settings, streams, resuming, peer, mover)
     posted: dict[str, ASGIApp] = {
-        path: GenerateEndpoint(router, settings, each.decode, each.conventions, resume) for path, each in paths.items()
+        path: GenerateEndpoint(router, settings, each.decode, each.conventions, resume, inputs)
+        for path, each in paths.items()
     } | {
-        path: QueryEndpoint(router, settings, ask, dialect.conventions)
+        path: QueryEndpoint(router, settings, ask, dialect.conventions, inputs)
         for dialect in (openai, *dialects)
         for path, ask in dialect.queries.items()
     }

@@ -17,7 +17,7 @@ Routing = Literal["prefix", "least-loaded", "round-robin"]
 """The choice of a worker among those with a free slot: the one that is expected to be done first, given what it holds
 of the prompt; the one with the fewest sequences; or each in turn."""
 MAX_NAMES = 256
-"""Entries of `allowed_hosts`, of `cors_origins`, and of `trusted_gateways`."""
+"""Entries of `allowed_hosts`, of `allow_image_urls`, of `cors_origins`, and of `trusted_gateways`."""
 
 
 class GatewaySettingsError(ValueError):
@@ -52,6 +52,10 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use the API, or `*` for any: see `gateway.http.access.origins`."""
 
+    allow_image_urls: tuple[str, ...] = ()
+    """Hosts of the public internet from which images are fetched, `NAME` or `*.NAME`, or `*` for any: see
+    `gateway.images.fetching`. None: images come in bodies alone."""
+
     trusted_gateways: tuple[str, ...] = ()
     """Addresses or networks of gateways in front whose headers are trusted, or `unix` for the Unix socket: see
     `gateway.http.access.gateways`."""
@@ -76,7 +80,8 @@ class GatewaySettings:
     allow_public_workers: bool = False
     """`listen_workers` may be a public address."""
 
-    max_body_bytes: int = 8 * 1024 * 1024
+    max_body_bytes: int = 18 * 1024 * 1024
+    """Bytes of one body: images of 12 MiB are 16 MiB in base64."""
     max_total_body_bytes: int = 256 * 1024 * 1024
     """Bytes of all bodies, both arriving and of live requests (`n` times), before further ones are refused with 429."""
     max_body_values: int = 512 * 1024
@@ -169,7 +174,7 @@ class GatewaySettings:
         bounds: dict[str, tuple[float, float]] = {
             "port": (0, 65535),
             "gateways": (1, 64),
-            "max_body_bytes": (1, 12 * 1024 * 1024),
+            "max_body_bytes": (1, 24 * 1024 * 1024),
             "max_total_body_bytes": (1, 1 << 50),
             "max_body_values": (1024, 1 << 24),
             "max_answer_bytes": (1 << 20, 1 << 29),
@@ -225,6 +230,7 @@ class GatewaySettings:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise GatewaySettingsError("tls_cert and tls_key go together; one of them is empty")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
+        self._check_names("allow_image_urls", self.allow_image_urls, parse_pattern)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
         self._check_names("trusted_gateways", self.trusted_gateways, check_gateway)
         if self.store not in ("memory", "none") and not self.store_path:

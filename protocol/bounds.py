@@ -43,6 +43,7 @@ MAX_IMAGE_SIDE = 16_384
 """Pixels of a side of an image."""
 MAX_IMAGE_PIXELS = 40_000_000
 """Pixels of an image."""
+IMAGE_DIGEST_BYTES = 16
 ROWS_DIGEST_BYTES = 16
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1 << 20

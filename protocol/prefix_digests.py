@@ -11,10 +11,10 @@ common, and a client cannot make those of another tenant.
 import hashlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from protocol.bounds import MAX_PREFIX_DIGESTS
-from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput, TokensInput
+from protocol.bounds import IMAGE_DIGEST_BYTES, MAX_PREFIX_DIGESTS
+from protocol.request import ChatInput, EmbeddedInput, Image, InfillInput, Input, Message, TextInput, TokensInput
 
 FIRST_BYTES = 128
 """Length of the shortest prefix that has a digest, some 32 tokens of text."""
@@ -38,6 +38,9 @@ _ABOVE_TOKENS = bytes(byte | 0x80 for byte in range(256))
 """Bytes by the last byte of four, which make a number that is no token of them."""
 _SEPARATOR = "\x1e"
 _FIELD = "\x1f"
+_IMAGE = "\x1d"
+PIXELS_PER_TOKEN = 28 * 28
+MAX_IMAGE_TOKENS = 1280
 
 
 class PrefixDigests:
@@ -110,25 +113,35 @@ def _texts(source: TextInput | ChatInput | InfillInput) -> Iterator[str]:
             # Tools and options come first, as in the templates of most models.
             yield f"{source.tools_json}{_SEPARATOR}{source.options}"
             for message in source.messages:
-                yield from _message_texts(message)
-                yield from _image_texts(message, source)
+                yield from _message_texts(message, source.images)
         case InfillInput(prefix, suffix):
             yield f"{prefix}{_SEPARATOR}{suffix}"
 
 
-def _message_texts(message: Message) -> Iterator[str]:
+def _message_texts(message: Message, images: Sequence[Image]) -> Iterator[str]:
     """Yield the texts of a message. Those that only some messages have come last, so that an answer of text alone has
     no more than its text."""
-    yield f"{_SEPARATOR}{message.role}{_FIELD}{message.content}"
+    yield f"{_SEPARATOR}{message.role}{_FIELD}"
+    begin = 0
+    for place in message.images:
+        yield message.content[begin : place.at]
+        yield _image_text(images[place.image]) if place.image < len(images) else _IMAGE
+        begin = place.at
+    yield message.content[begin:]
     if message.name or message.reasoning or message.tool_call_id:
         yield f"{_FIELD}{message.name}{_FIELD}{message.reasoning}{_FIELD}{message.tool_call_id}"
     for call in message.tool_calls:
         yield f"{_FIELD}{call.name}{_FIELD}{call.arguments}"
 
 
-def _image_texts(message: Message, source: ChatInput) -> Iterator[str]:
-    """Yield where the images of a message are, and digests of their files."""
-    for place in message.images:
-        if place.image < len(source.images):  # otherwise the worker refuses the prompt
-            digest = hashlib.blake2b(source.images[place.image].data, digest_size=TOKEN_BYTES * TOKEN_BYTES).hexdigest()
-            yield f"{_FIELD}{place.at}{_FIELD}{digest}"
+def _image_text(image: Image) -> str:
+    """Return a text for an image, of its digest and detail, and about as long as that of as many tokens."""
+    digest = image.digest or hashlib.blake2b(image.data, digest_size=IMAGE_DIGEST_BYTES).digest()
+    tokens = image_tokens(image)
+    return f"{_IMAGE}{image.detail}{hashlib.shake_128(digest).hexdigest(TOKEN_BYTES * tokens // 2)}"
+
+
+def image_tokens(image: Image) -> int:
+    """Estimate the tokens of an image, until a worker has counted them: one for 28 x 28 pixels, as in Qwen's models, up
+    to `MAX_IMAGE_TOKENS`."""
+    return min(MAX_IMAGE_TOKENS, max(8, image.width * image.height // PIXELS_PER_TOKEN))

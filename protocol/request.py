@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    IMAGE_DIGEST_BYTES,
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
     MAX_BIAS,
@@ -73,6 +74,8 @@ class Image(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """Bounds its tokens, for models that can tell."""
     field: Label = ""
     """The request field that errors name."""
+    digest: Annotated[bytes, Meta(max_length=IMAGE_DIGEST_BYTES)] = b""
+    """BLAKE2b of the data, by which prefix digests tell images apart, so that nobody has to read them twice."""
 
 
 class ImagePlace(Struct, frozen=True, array_like=True, gc=False):

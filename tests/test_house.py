@@ -42,12 +42,13 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "models": _GATEWAY_BASE | {"routing"},
         "keys": _GATEWAY_BASE,
         "http": _GATEWAY_BASE | {"keys"},
-        "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http"},
+        "images": _GATEWAY_BASE,
+        "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "images"},
         "shared": _GATEWAY_BASE | {"keys", "streaming"},
-        "openai": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
-        "anthropic": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming"},
-        "ollama": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "streaming", "models"},
-        "responses": _GATEWAY_BASE | {"generation", "routing", "http", "streaming", "openai"},
+        "openai": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "images", "streaming"},
+        "anthropic": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "images", "streaming"},
+        "ollama": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "images", "streaming", "models"},
+        "responses": _GATEWAY_BASE | {"generation", "routing", "http", "images", "streaming", "openai"},
         "fleet": _GATEWAY_BASE | {"routing", "http", "streaming", "models"},
         "fronts": _GATEWAY_BASE | {"garbage_collection", "loop_lag", "http", "openai", "fleet"},
         "admin": _GATEWAY_BASE | {"routing", "keys", "http", "fleet"},
@@ -66,7 +67,19 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
             "admin",
         },
         "app": _GATEWAY_BASE
-        | {"routing", "keys", "http", "streaming", "openai", "responses", "anthropic", "ollama", "fleet", "admin"}
+        | {
+            "routing",
+            "keys",
+            "http",
+            "images",
+            "streaming",
+            "openai",
+            "responses",
+            "anthropic",
+            "ollama",
+            "fleet",
+            "admin",
+        }
         | {"openapi", "models"},
         "daemon": _GATEWAY_BASE
         | {"garbage_collection", "loop_lag", "routing", "keys", "http", "streaming", "responses", "fleet", "fronts"}
@@ -186,6 +199,7 @@ IMPORTED_IN = {
     "iree": ("workers/iree/",),
     "jax": ("workers/iree/", "models/"),
     "jaxlib": ("workers/iree/", "models/"),
+    "httpx": ("gateway/images/", "cli/"),
     "hypercorn": ("gateway/http/server.py", "gateway/http/connection/"),
     "starlette": ("gateway/",),
     "prometheus_client": ("gateway/metrics/", "cli/client/"),

@@ -1,17 +1,19 @@
 """Messages and chunks of a chat, as OpenAI's API writes them."""
 
-from collections.abc import Iterator
+import base64
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cli.client.model_client import Piece
 from cli.config.errors import CommandFailed
 from gateway.generation.delta import ReasoningDelta, ToolCallDelta
-from protocol.request import Message
+from protocol.request import Image, Message
 
 
-def message_body(message: Message) -> dict[str, Any]:
-    """Return a message in the form of the API. Fields without a value are left out."""
-    body: dict[str, Any] = {"role": message.role, "content": message.content}
+def message_body(message: Message, images: Sequence[Image] = ()) -> dict[str, Any]:
+    """Return a message in the form of the API, with its images of `images`. Fields without a value are left out."""
+    content: Any = [*_parts(message, images)] if message.images else message.content
+    body: dict[str, Any] = {"role": message.role, "content": content}
     if message.reasoning:
         body["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -22,6 +24,20 @@ def message_body(message: Message) -> dict[str, Any]:
     if message.tool_call_id:
         body["tool_call_id"] = message.tool_call_id
     return body
+
+
+def _parts(message: Message, images: Sequence[Image]) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a message with images, in order."""
+    begin = 0
+    for place in message.images:
+        if place.at > begin:
+            yield {"type": "text", "text": message.content[begin : place.at]}
+        begin = place.at
+        image = images[place.image]
+        url = f"data:image/{image.format};base64,{base64.b64encode(image.data).decode()}"
+        yield {"type": "image_url", "image_url": {"url": url, "detail": image.detail}}
+    if begin < len(message.content):
+        yield {"type": "text", "text": message.content[begin:]}
 
 
 def pieces_of(choice: dict[str, Any]) -> list[Piece]:

@@ -99,7 +99,13 @@ class _CallNames:
 def _input(request: ModelRequest) -> ChatInput | TextInput:
     if not request.messages:
         return TextInput(request.prompt)
-    return ChatInput(request.messages, request.tools, parse_tools=bool(request.tools), parse_reasoning=True)
+    return ChatInput(
+        request.messages,
+        request.tools,
+        parse_tools=bool(request.tools),
+        parse_reasoning=True,
+        images=request.images,
+    )
 
 
 def _translate_errors(events: Generator[Delta | Finished, None, None]) -> Generator[Delta | Finished, None, None]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.generation.delta import ReasoningDelta, ToolCallDelta
-from protocol.request import Grammar, Limits, Message, Sampling
+from protocol.request import Grammar, Image, Limits, Message, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class ModelRequest:
     """The JSON schema that the answer follows."""
     tools: str = ""
     """JSON list of the tools that the model may call, in OpenAI's form; empty for none."""
+    images: tuple[Image, ...] = ()
+    """The images of the messages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class RemoteClient:
         if request.tools:
             body["tools"] = json.loads(request.tools)
         if request.messages:
-            body["messages"] = [message_body(message) for message in request.messages]
+            body["messages"] = [message_body(message, request.images) for message in request.messages]
         else:
             body["prompt"] = request.prompt
         return body

@@ -340,6 +340,13 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         "Origin of a browser app that may use the API, such as https://app.example.org; * for any. Repeatable.",
         "ORIGIN",
     )
+    allow_image_urls: Annotated[tuple[str, ...], NoDecode] = setting(
+        GATEWAY.allow_image_urls,
+        SERVER,
+        "Host from which images are fetched that requests have by URL; *.NAME for all below, * for any public one. "
+        "Repeatable; without it, none are fetched.",
+        "HOST",
+    )
     trusted_gateways: Annotated[tuple[str, ...], NoDecode] = setting(
         GATEWAY.trusted_gateways,
         SERVER,
@@ -407,7 +414,8 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         return self
 
     @field_validator(
-        "allowed_hosts", "cors_origins", "trusted_gateways", "key_weights", "join", "server_key", mode="before"
+        *("allowed_hosts", "allow_image_urls", "cors_origins", "trusted_gateways", "key_weights", "join", "server_key"),
+        mode="before",
     )
     @classmethod
     def _split(cls, value: Any) -> Any:

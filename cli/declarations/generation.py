@@ -96,9 +96,14 @@ def chat(
     tool_command: generation_options.ToolCommandLine = None,
     tool_timeout_s: generation_options.ToolTimeout = 60.0,
     reasoning: generation_options.Reasoning = generation_options.DEFAULT_REASONING,
+    image: Annotated[
+        list[str] | None,
+        typer.Option("--image", help="Image file that goes with the first message. Repeatable.", metavar="PATH"),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Chat with a model. Ctrl-C cancels a reply, Ctrl-D or /exit leaves, /help lists more commands."""
+    from cli.client.image_file import ImageFileInvalid
     from cli.commands.chat import run_chat
     from cli.terminal.conversation import Conversation
 
@@ -124,6 +129,11 @@ def chat(
         tools=generation_options.tools_json(tools),
         reasoning_mode=generation_options.reasoning_mode(reasoning),
     )
+    for path in image or ():
+        try:
+            conversation.add_image(path)
+        except ImageFileInvalid as error:
+            raise InvalidOption(f"--image: {error}") from error
     run_chat(settings, conversation, url=url, tool_command=tool_command, tool_timeout_s=tool_timeout_s)
 
 

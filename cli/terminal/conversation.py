@@ -6,16 +6,19 @@ from typing import Any
 
 import msgspec
 
+from cli.client.image_file import ImageFileInvalid, read_image
 from cli.client.model_client import ModelRequest
 from cli.config import sampling_options
 from cli.config.errors import InvalidOption
 from cli.config.generation_options import REASONING_MODES, ReasoningMode
-from protocol.request import Grammar, Limits, Message, Sampling, ToolCall
+from protocol.bounds import MAX_IMAGE_BYTES, MAX_IMAGES
+from protocol.request import Grammar, Image, ImagePlace, Limits, Message, Sampling, ToolCall
 
 HELP = """\
 /help            show this list
 /exit            leave, like /quit, /bye and Ctrl-D
 /clear           start a new conversation; the system message stays
+/image PATH      send an image with the next message; without PATH, leave them out
 /system [TEXT]   show the system message, or set it and start a new conversation
 /params          show the parameters
 /params K=V ...  set parameters: temperature, top_k, top_p, min_p, seed, max_tokens and the penalties
@@ -25,7 +28,7 @@ Ctrl-C           cancel a reply
 Ctrl-D           exit"""
 
 EXITS = ("/exit", "/quit", "/bye")
-COMMANDS = ("/help", *EXITS, "/clear", "/system", "/params", "/reasoning")
+COMMANDS = ("/help", *EXITS, "/clear", "/image", "/system", "/params", "/reasoning")
 _COMMAND = re.compile(r"/[A-Za-z?-]*(?=\s|$)")
 
 PARAMETERS: dict[str, Callable[[str], Any]] = {
@@ -68,6 +71,10 @@ class Conversation:
         self._tools = tools
         self.reasoning_mode = reasoning_mode
         self._messages: list[Message] = []
+        self._images: list[Image] = []
+        """The images of the messages, in their order, then those of the next one."""
+        self._sent = 0
+        """Images of messages."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -77,13 +84,32 @@ class Conversation:
 
     def ask(self, line: str) -> ModelRequest:
         """Add a message of the user, and return the request for the reply."""
-        self._messages.append(Message("user", line))
+        places = tuple(ImagePlace(index, 0) for index in range(self._sent, len(self._images)))
+        self._sent = len(self._images)
+        self._messages.append(Message("user", line, images=places))
         return self.request()
+
+    def add_image(self, path: str) -> Image:
+        """Add an image to the next message. Raises `ImageFileInvalid`."""
+        image = read_image(path)
+        if len(self._images) == MAX_IMAGES:
+            raise ImageFileInvalid(f"{path}: a conversation may have {MAX_IMAGES} images; /clear starts another one")
+        if sum(len(each.data) for each in self._images) + len(image.data) > MAX_IMAGE_BYTES:
+            raise ImageFileInvalid(
+                f"{path}: the images of a conversation may have {MAX_IMAGE_BYTES} bytes; /clear starts another one"
+            )
+        self._images.append(image)
+        return image
 
     def request(self) -> ModelRequest:
         """Return the request for the reply to the messages so far."""
         return ModelRequest(
-            self._sampling, self._limits, messages=self.messages, grammar=self._grammar, tools=self._tools
+            self._sampling,
+            self._limits,
+            messages=self.messages,
+            grammar=self._grammar,
+            tools=self._tools,
+            images=tuple(self._images[: self._sent]),
         )
 
     def add_reply(self, text: str, reasoning: str = "", calls: tuple[ToolCall, ...] = ()) -> None:
@@ -95,9 +121,11 @@ class Conversation:
         self._messages.append(Message("tool", text, tool_call_id=call.id))
 
     def remove_last(self) -> None:
-        """Remove the user's last message and what followed it."""
-        while self._messages.pop().role != "user":
+        """Remove the user's last message, with its images, and what followed it."""
+        while (last := self._messages.pop()).role != "user":
             pass
+        del self._images[self._sent - len(last.images) :]
+        self._sent = len(self._images)
 
     def execute(self, line: str) -> str:
         """Execute a slash command and return its output."""
@@ -107,8 +135,10 @@ class Conversation:
             case "/help":
                 return HELP
             case "/clear":
-                self._messages.clear()
+                self._clear()
                 return "A new conversation starts."
+            case "/image":
+                return self._add_image(rest)
             case "/system":
                 return self._set_system(rest)
             case "/params":
@@ -116,6 +146,21 @@ class Conversation:
             case "/reasoning":
                 return self._set_reasoning(rest) if rest else self._last_reasoning()
         return f"There is no command {command}; there are {', '.join(COMMANDS)}. /help explains them."
+
+    def _clear(self) -> None:
+        self._messages.clear()
+        self._images.clear()
+        self._sent = 0
+
+    def _add_image(self, path: str) -> str:
+        if not path:
+            del self._images[self._sent :]
+            return "The next message has no image."
+        try:
+            image = self.add_image(path)
+        except ImageFileInvalid as error:
+            return str(error)
+        return f"The next message has {path}, {image.width} x {image.height} pixels."
 
     def _last_reasoning(self) -> str:
         found = next((message for message in reversed(self._messages) if message.role == "assistant"), None)
@@ -132,7 +177,7 @@ class Conversation:
         if not text:
             return f"system: {self._system or '(none)'}"
         self._system = text
-        self._messages.clear()
+        self._clear()
         return "The system message is set; a new conversation starts."
 
     def _parameters(self) -> str:

@@ -101,7 +101,7 @@ def _worker(handle: WorkerHandle) -> dict[str, Any]:
 
 
 def _names(capabilities: msgspec.Struct) -> list[str]:
-    return [name for name in ("chat", "tools", "reasoning", "grammar") if getattr(capabilities, name)]
+    return [name for name in ("chat", "tools", "reasoning", "grammar", "images") if getattr(capabilities, name)]
 
 
 def _stream(sequence: LiveSequence, now: float) -> dict[str, Any]:

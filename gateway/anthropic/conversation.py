@@ -7,6 +7,8 @@ from gateway.anthropic.cache_marks import CacheMarks
 from gateway.anthropic.schema import (
     ContentBlock,
     CountBody,
+    ImageBlock,
+    ImageLink,
     InputMessage,
     RedactedThinkingBlock,
     TextBlock,
@@ -17,17 +19,19 @@ from gateway.anthropic.schema import (
 from gateway.anthropic.unsupported import refuse_unsupported
 from gateway.errors import RequestError, invalid
 from gateway.generation.tools import PastCalls
+from gateway.images.sources import ImageSources, MixedContent
 from protocol.bounds import MAX_MESSAGES, MAX_TEXT, MAX_TOOL_CALLS
-from protocol.request import Message, ToolCall
+from protocol.request import ImagePlace, Message, ToolCall
 
 ERROR_PREFIX = "Error: "
 """Precedes the result of a call that failed, as templates have no other place for `is_error`."""
 
 
-def prompt_messages(body: CountBody, marks: CacheMarks) -> tuple[Message, ...]:
-    """The messages of a body, its `system` first. Their marks are added to `marks`: those of tools count as at the end
-    of the system's message, beside which templates put tools. Raises `RequestError` naming the path of a block."""
-    turns = PromptTurns(marks)
+def prompt_messages(body: CountBody, marks: CacheMarks, images: ImageSources) -> tuple[Message, ...]:
+    """The messages of a body, its `system` first. Their images are added to `images`, and their marks to `marks`: those
+    of tools count as at the end of the system's message, beside which templates put tools. Raises `RequestError` naming
+    the path of a block."""
+    turns = PromptTurns(marks, images)
     if body.system:
         turns.add_system(body.system, "system")
     for tool in body.tools or ():
@@ -49,28 +53,26 @@ class _Turn:
 
     role: str
     at: str
-    texts: list[str] = field(default_factory=list)
+    content: MixedContent = field(default_factory=MixedContent)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-
-    @property
-    def characters(self) -> int:
-        """The characters of its texts so far."""
-        return sum(map(len, self.texts)) + max(0, sum(map(bool, self.texts)) - 1)
 
     def message(self) -> Message:
         if len(self.calls) > MAX_TOOL_CALLS:
             raise invalid(self.at, f"`{self.at}`: the turn has over {MAX_TOOL_CALLS} calls of tools")
-        content = _bounded(_lines(self.texts), self.at)
+        content = _bounded(self.content.text, self.at)
         reasoning = _bounded(_lines(self.thoughts), self.at)
-        return Message(self.role, content, tool_calls=tuple(self.calls), reasoning=reasoning)
+        return Message(
+            self.role, content, tool_calls=tuple(self.calls), reasoning=reasoning, images=self.content.places
+        )
 
 
 class PromptTurns:
     """The messages so far. Consecutive ones of the user, or of the assistant, become one: templates expect turns."""
 
-    def __init__(self, marks: CacheMarks) -> None:
+    def __init__(self, marks: CacheMarks, images: ImageSources) -> None:
         self._marks = marks
+        self._images = images
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
         """The last turn, which may go on."""
@@ -122,6 +124,10 @@ class PromptTurns:
         match block:
             case TextBlock():
                 self._text("user", block, at)
+            case ImageBlock():
+                turn = self._continued("user", at)
+                turn.content.add_image(self._image(block, at))
+                self._marks.add(block.cache_control, len(self._messages), turn.content.size)
             case ToolResultBlock():
                 self._close()
                 self._messages.append(self._result(block, at))
@@ -146,17 +152,34 @@ class PromptTurns:
 
     def _text(self, role: str, block: TextBlock, at: str) -> None:
         turn = self._continued(role, at)
-        turn.texts.append(block.text)
+        turn.content.add_text(block.text)
         if block.cache_control is not None:
-            self._marks.add(block.cache_control, len(self._messages), turn.characters)
+            self._marks.add(block.cache_control, len(self._messages), turn.content.size)
+
+    def _image(self, block: ImageBlock, at: str) -> int:
+        """Add an image, and return its index."""
+        source = block.source
+        if isinstance(source, ImageLink):
+            return self._images.add_url(source.url, f"{at}.source.url")
+        return self._images.add_base64(source.data, f"{at}.source.data", source.media_type)
 
     def _result(self, block: ToolResultBlock, at: str) -> Message:
         if block.tool_use_id not in self._calls:
             raise invalid(f"{at}.tool_use_id", f"`{at}.tool_use_id` is the id of no earlier `tool_use`")
-        content = "" if block.content is None else _joined_text(block.content, f"{at}.content")
+        mixed = MixedContent()
+        blocks = (TextBlock(text=block.content),) if isinstance(block.content, str) else block.content or ()
+        for index, each in enumerate(blocks):
+            path = f"{at}.content[{index}]"
+            if isinstance(each, ImageBlock):
+                mixed.add_image(self._image(each, path))
+                continue
+            refuse_unsupported(each, f"{path}.")
+            mixed.add_text(each.text)
+        content, places = mixed.text, mixed.places
         if block.is_error and not content.startswith(ERROR_PREFIX):
-            content = _bounded(ERROR_PREFIX + content, f"{at}.content")
-        return Message("tool", content, tool_call_id=block.tool_use_id)
+            content = ERROR_PREFIX + content
+            places = tuple(ImagePlace(each.image, each.at + len(ERROR_PREFIX)) for each in places)
+        return Message("tool", _bounded(content, f"{at}.content"), tool_call_id=block.tool_use_id, images=places)
 
     def _call(self, block: ToolUseBlock, at: str) -> ToolCall:
         if block.id in self._calls:

@@ -33,13 +33,14 @@ from gateway.generation.template_time import template_time
 from gateway.generation.tools import ToolDefinition, encode_tools
 from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
+from gateway.images.sources import ImageSources
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded, DecodedQuery
 from protocol.errors import ErrorCode
 from protocol.events import Tokenized
 from protocol.request import ChatInput, Grammar, Limits, TemplateOptions, ToolChoice
 
-HINTS = Hints(takes={"role": "user, assistant or system"})
+HINTS = Hints(takes={"role": "user, assistant or system", "source.type": "base64 or url, as there are no files here"})
 _TYPED = re.compile(r"(tools|messages\[\d+\]\.content(?:\[\d+\]\.content)?|system)\[(\d+)\]")
 """The path of an element that has a type, at the beginning of a field's path."""
 
@@ -55,7 +56,8 @@ class MessagesDecoder:
     def messages(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/messages`."""
         body = _decoded(self._messages, raw)
-        chat = chat_input(body)
+        images = ImageSources()
+        chat = chat_input(body, images)
         if body.messages[-1].role == "assistant":
             at = f"messages[{len(body.messages) - 1}].role"
             text = f"`{at}`: an answer of the assistant cannot be continued; end with a message of the user"
@@ -91,20 +93,21 @@ class MessagesDecoder:
         )
         omitted = not isinstance(thinking, ThinkingDisabled) and thinking is not None and thinking.display == "omitted"
         answer = MessageAnswer(max_tokens=body.max_tokens, omit_thinking=omitted)
-        return Decoded(build_request(self._settings, wanted, len(raw)), answer)
+        return Decoded(build_request(self._settings, wanted, len(raw)), answer, images=images.found)
 
     def count(self, raw: bytes) -> DecodedQuery:
         """Decode a body of `/v1/messages/count_tokens`."""
         body = _decoded(self._count, raw)
-        return DecodedQuery(PromptQuery(body.model, chat_input(body), fields=NAMES), _count)
+        images = ImageSources()
+        return DecodedQuery(PromptQuery(body.model, chat_input(body, images), fields=NAMES), _count, images.found)
 
 
 def _count(answer: Tokenized, _: int | None) -> bytes:
     return msgspec.json.encode({"input_tokens": answer.count})
 
 
-def chat_input(body: CountBody) -> ChatInput:
-    """The prompt of a body. Raises `RequestError`."""
+def chat_input(body: CountBody, images: ImageSources) -> ChatInput:
+    """The prompt of a body, whose images are added to `images`. Raises `RequestError`."""
     refuse_unsupported(body)
     if body.output_config is not None:
         refuse_unsupported(body.output_config, "output_config.")
@@ -113,7 +116,7 @@ def chat_input(body: CountBody) -> ChatInput:
     definitions = [_definition(tool, path) for tool, path in zip(tools, paths, strict=True)]
     choice = _tool_choice(body.tool_choice, {tool.name for tool in tools})
     marks = CacheMarks()
-    messages = prompt_messages(body, marks)
+    messages = prompt_messages(body, marks, images)
     return ChatInput(
         messages,
         encode_tools(definitions, paths, "input_schema"),

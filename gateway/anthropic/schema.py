@@ -13,6 +13,7 @@ from protocol.bounds import (
     MAX_TOKENS,
     MAX_TOP_K,
     MIN_KEEP,
+    Label,
     Name,
     Stop,
     Text,
@@ -40,6 +41,26 @@ class TextBlock(Struct, tag_field="type", tag="text", forbid_unknown_fields=True
     text: Text
     cache_control: CacheBreakpoint | None = None
     citations: Any = None
+
+
+class Base64Image(Struct, tag_field="type", tag="base64", forbid_unknown_fields=True, kw_only=True, gc=False):
+    """An image file in base64."""
+
+    media_type: Label
+    data: str
+
+
+class ImageLink(Struct, tag_field="type", tag="url", forbid_unknown_fields=True, kw_only=True, gc=False):
+    """An image by its URL."""
+
+    url: str
+
+
+class ImageBlock(Struct, tag_field="type", tag="image", forbid_unknown_fields=True, kw_only=True, gc=False):
+    """An image, in a message of the user or in the result of a call."""
+
+    source: Base64Image | ImageLink
+    cache_control: CacheBreakpoint | None = None
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True, kw_only=True):
@@ -72,13 +93,13 @@ class ToolResultBlock(Struct, tag_field="type", tag="tool_result", forbid_unknow
     """The result of a call."""
 
     tool_use_id: Name
-    content: Text | Annotated[tuple[TextBlock, ...], Meta(max_length=MAX_BLOCKS)] | None = None
+    content: Text | Annotated[tuple[TextBlock | ImageBlock, ...], Meta(max_length=MAX_BLOCKS)] | None = None
     is_error: bool | None = None
     cache_control: CacheBreakpoint | None = None
     toolset_name: Any = None
 
 
-ContentBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+ContentBlock = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 Blocks = Annotated[tuple[ContentBlock, ...], Meta(max_length=MAX_BLOCKS)]
 
 

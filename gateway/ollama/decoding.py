@@ -17,6 +17,7 @@ from gateway.generation.template_time import template_time
 from gateway.generation.tools import PastCalls, ToolDefinition, encode_tools
 from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
+from gateway.images.sources import ImageSources
 from gateway.ollama.answer import OllamaAnswer
 from gateway.ollama.field_names import CHAT, GENERATE
 from gateway.ollama.residence import ModelResidence, keep_alive_s
@@ -28,6 +29,7 @@ from gateway.streaming.dialect import AnsweredAtOnce, Decoded
 from protocol.request import (
     ChatInput,
     Grammar,
+    ImagePlace,
     Input,
     Limits,
     Message,
@@ -60,15 +62,16 @@ class OllamaDecoder:
             return self._loaded(body)
         tools = body.tools or ()
         paths = [f"tools[{index}].function" for index in range(len(tools))]
+        images = ImageSources()
         made = ChatInput(
-            _messages(body.messages),
+            _messages(body.messages, images),
             encode_tools([_definition(tool) for tool in tools], paths),
             now=template_time(),
             options=_template_options(body.think),
             parse_tools=bool(tools),
             parse_reasoning=True,
         )
-        return self._decoded(body, made, len(raw))
+        return self._decoded(body, made, len(raw))._replace(images=images.found)
 
     def generate(self, raw: bytes) -> Decoded | AnsweredAtOnce:
         """Decode a body of `/api/generate`."""
@@ -78,11 +81,14 @@ class OllamaDecoder:
         if body.raw:
             if body.system:
                 raise invalid("system", "`system` has no place in a `raw` prompt; write it into the prompt")
+            if body.images:
+                raise invalid("images", "`images` have no place in a `raw` prompt")
             return self._decoded(body, TextInput(body.prompt), len(raw))
         system = (Message("system", body.system),) if body.system else ()
-        messages = (*system, Message("user", body.prompt))
+        images = ImageSources()
+        messages = (*system, Message("user", body.prompt, images=_places(body.images, "images", images)))
         made = ChatInput(messages, now=template_time(), options=_template_options(body.think), parse_reasoning=True)
-        return self._decoded(body, made, len(raw))
+        return self._decoded(body, made, len(raw))._replace(images=images.found)
 
     def _loaded(self, body: OllamaChatBody | OllamaGenerateBody) -> AnsweredAtOnce:
         """The answer to a body that asks for its model to be loaded, or with a `keep_alive` of 0 to be unloaded."""
@@ -140,8 +146,14 @@ def model_named(router: Router, name: str) -> str:
     return without if own not in names and without in names else own
 
 
-def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
-    """The messages. A result belongs to the call that it names by id or by tool, or else to the first without one."""
+def _places(given: Sequence[str] | None, at: str, images: ImageSources) -> tuple[ImagePlace, ...]:
+    """Add the images of a message to `images`. They come before its text, as in Ollama."""
+    return tuple(ImagePlace(images.add_base64(data, f"{at}[{index}]"), 0) for index, data in enumerate(given or ()))
+
+
+def _messages(messages: Sequence[OllamaMessage], images: ImageSources) -> tuple[Message, ...]:
+    """The messages, whose images are added to `images`. A result belongs to the call that it names by id or by tool, or
+    else to the first without one."""
     made: list[Message] = []
     waiting: deque[ToolCall] = deque()
     past = PastCalls()
@@ -164,6 +176,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> tuple[Message, ...]:
                 tool_calls=calls,
                 tool_call_id=answers,
                 reasoning=message.thinking or "",
+                images=_places(message.images, f"{at}.images", images),
             )
         )
     return tuple(made)

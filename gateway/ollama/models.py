@@ -97,7 +97,8 @@ class OllamaModels:
         model that has `tools`."""
         known = self._router.capabilities(name)
         tools, thinking = known is not None and known.tools, known is not None and known.reasoning
-        return ["completion", *["tools"] * tools, *["thinking"] * thinking]
+        images = known is not None and known.images
+        return ["completion", *["tools"] * tools, *["thinking"] * thinking, *["vision"] * images]
 
     def _model(self, name: str) -> dict[str, Any]:
         hellos = [handle.status.hello for handle in self._router.pool.of(name)]

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_IMAGES,
     MAX_MESSAGES,
     MAX_SEED,
     MAX_STOP_CHARS,
@@ -22,6 +23,8 @@ from protocol.request import Penalty
 
 StopString = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 """A stop string; an empty one is ignored."""
+Images = Annotated[tuple[str, ...], Meta(max_length=MAX_IMAGES)]
+"""Image files in base64."""
 Think = bool | Literal["low", "medium", "high", "max"]
 
 
@@ -92,8 +95,7 @@ class OllamaMessage(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     tool_calls: Annotated[tuple[CalledTool, ...], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_name: Label | None = None
     tool_call_id: Label | None = None
-    # Refused when set: see `gateway.ollama.unsupported`.
-    images: Any = None
+    images: Images | None = None
 
 
 class ToolFunction(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -144,9 +146,9 @@ class OllamaGenerateBody(_OllamaFields, forbid_unknown_fields=True, kw_only=True
     prompt: Text = ""
     system: Text | None = None
     raw: bool | None = None
+    images: Images | None = None
     # Refused when they would change something: see `gateway.ollama.unsupported`.
     context: Any = None
-    images: Any = None
     suffix: Any = None
     template: Any = None
 

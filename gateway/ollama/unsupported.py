@@ -8,7 +8,6 @@ from gateway.generation.unsupported_options import NeutralValues, refuse_options
 
 OPTIONS: NeutralValues = {
     "context": ([],),
-    "images": ([],),
     "logprobs": (False, 0),
     "mirostat": (0,),
     "penalize_newline": (True,),

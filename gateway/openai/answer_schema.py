@@ -175,8 +175,16 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     """The hidden size, if rows of embeddings are taken in place of a prompt; otherwise 0."""
     mtp: bool
     """Its own head for multi-token prediction drafts tokens."""
-    vision: Literal[False]
+    vision: bool
+    """It takes images."""
     embeddings: Literal[False]
+
+
+class ModelArchitecture(Struct, forbid_unknown_fields=True):
+    """Kinds of input and output of a model."""
+
+    input_modalities: list[Literal["text", "image"]]
+    output_modalities: list[Literal["text"]]
 
 
 class Model(Struct, forbid_unknown_fields=True):
@@ -208,6 +216,7 @@ class Model(Struct, forbid_unknown_fields=True):
     """By what `slots` are fewer than the settings have: `model`, for one that only mlx-lm describes; otherwise null."""
     adapter: str | None
     """The LoRA adapter that is applied to it; null if there is none."""
+    architecture: ModelArchitecture | None
     capabilities: ModelCapabilities | None
 
 

@@ -8,6 +8,7 @@ from gateway.generation.request import OutputOptions
 from gateway.generation.template_time import template_time
 from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
+from gateway.images.sources import ImageSources
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.chat.messages import decode_messages
 from gateway.openai.chat.reasoning import template_options
@@ -46,7 +47,8 @@ CHAT_FIELDS = (
 HINTS = Hints(
     takes={
         "role": "system, developer, user, assistant or tool",
-        "content.type": "text, the only kind of content here",
+        "content.type": "text or image_url",
+        "image_url.detail": "auto, low or high",
         "response_format.type": "text, json_object or json_schema",
         "tools.type": "function, the only kind of tool here",
         "tool_calls.type": "function, the only kind of tool call here",
@@ -86,7 +88,9 @@ class RequestDecoder:
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
         top = (body.top_logprobs or 0) if body.logprobs else None
-        return self._decoded(body, [chat_input(body)], limit, top, size=len(raw))
+        images = ImageSources()
+        decoded = self._decoded(body, [chat_input(body, images)], limit, top, size=len(raw))
+        return decoded._replace(images=images.found)
 
     def _decoded(
         self, body: CompletionBody | ChatBody, inputs: list[Input], limit: int | None, top: int | None, *, size: int
@@ -158,9 +162,9 @@ class RequestDecoder:
         return body.priority or 0
 
 
-def chat_input(body: ChatBody) -> ChatInput:
-    """The prompt of a chat completion. Raises `RequestError` naming the field."""
-    tools, messages = offered_tools(body), decode_messages(body.messages)
+def chat_input(body: ChatBody, images: ImageSources) -> ChatInput:
+    """The prompt of a chat completion, whose images are added to `images`. Raises `RequestError` naming the field."""
+    tools, messages = offered_tools(body), decode_messages(body.messages, images)
     return ChatInput(
         messages,
         tools.json,

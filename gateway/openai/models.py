@@ -60,6 +60,7 @@ class Models:
             "slots": described.slots,
             "slots_bound": described.slots_bound,
             "adapter": described.adapter,
+            "architecture": _architecture(self._router.capabilities(name)),
             "capabilities": _capabilities(self._router.capabilities(name)),
         }
 
@@ -77,9 +78,16 @@ def _capabilities(known: Capabilities | None) -> dict[str, bool | int] | None:
         "infill": known.infill,
         "prompt_embeds": known.embedding_width,
         "mtp": known.mtp,
-        "vision": False,
+        "vision": known.images,
         "embeddings": False,
     }
+
+
+def _architecture(known: Capabilities | None) -> dict[str, list[str]] | None:
+    """Return the kinds of input and output of a model, under OpenRouter's names; None before it was loaded."""
+    if known is None:
+        return None
+    return {"input_modalities": ["text", *["image"] * known.images], "output_modalities": ["text"]}
 
 
 def _json(value: Any) -> Response:

@@ -9,6 +9,7 @@ from gateway.errors import invalid
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
 from gateway.http.json_body import decode_body
+from gateway.images.sources import ImageSources
 from gateway.openai.chat.tool_schema import ChatTools
 from gateway.openai.decoding import HINTS, chat_input
 from gateway.openai.field_names import QUERY
@@ -122,7 +123,9 @@ class PromptQueryDecoder:
             refuse_options(body, OF_PROMPTS, OF_PROMPTS)
             special = body.add_special_tokens is not False
             return DecodedQuery(PromptQuery(model, TextInput(body.prompt), "tokens", special, QUERY), _tokens)
-        return DecodedQuery(PromptQuery(model, self._chat(model, body), "tokens", fields=QUERY), _tokens)
+        images = ImageSources()
+        chat = self._chat(model, body, images)
+        return DecodedQuery(PromptQuery(model, chat, "tokens", fields=QUERY), _tokens, images.found)
 
     def detokenize(self, raw: bytes) -> DecodedQuery:
         """Decode a body of `/detokenize`."""
@@ -133,7 +136,9 @@ class PromptQueryDecoder:
         """Decode a body of `/apply-template`."""
         body = decode_body(self._apply_template, raw, HINTS)
         model = self._model(body.model)
-        return DecodedQuery(PromptQuery(model, self._chat(model, body), "text", fields=QUERY), _text)
+        images = ImageSources()
+        chat = self._chat(model, body, images)
+        return DecodedQuery(PromptQuery(model, chat, "text", fields=QUERY), _text, images.found)
 
     def _model(self, name: str | None) -> str:
         models = self._router.models()
@@ -142,8 +147,8 @@ class PromptQueryDecoder:
             raise invalid("model", "`model` is required, unless a server has one model")
         return models[0] if name is None else name
 
-    def _chat(self, model: str, body: TokenizeBody | ApplyTemplateBody) -> Input:
-        """The messages as a chat completion has them."""
+    def _chat(self, model: str, body: TokenizeBody | ApplyTemplateBody, images: ImageSources) -> Input:
+        """The messages as a chat completion has them. Their images are added to `images`."""
         names = [name for name in OF_CHATS if name in body.__struct_fields__]
         refuse_options(body, names, OF_CHATS)
         assert body.messages is not None
@@ -154,7 +159,7 @@ class PromptQueryDecoder:
             tools=decode_body(self._tools, tools, HINTS).tools,
             chat_template_kwargs=body.chat_template_kwargs,
         )
-        return chat_input(chat)
+        return chat_input(chat, images)
 
 
 def _tokens(answer: Tokenized, context: int | None) -> bytes:

@@ -34,7 +34,7 @@ from protocol.bounds import (
     Text,
     TokenId,
 )
-from protocol.request import Penalty, ReasoningEffort
+from protocol.request import ImageDetail, Penalty, ReasoningEffort
 from protocol.scheduling import MAX_PRIORITY
 
 MAX_PARTS = 256
@@ -150,12 +150,28 @@ class CompletionBody(_SharedFields, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: Any = None
 
 
-class TextPart(Struct, forbid_unknown_fields=True, gc=False):
-    """One part of a message's content; text is the only kind."""
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True, gc=False):
+    """A text in a message's content."""
 
-    type: Literal["text"]
     text: Text
     cache_control: CacheControl | None = None
+
+
+class ImageUrlFields(Struct, forbid_unknown_fields=True, gc=False):
+    """An image by its URL, which may be a data URL."""
+
+    url: str
+    detail: ImageDetail | None = None
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url", forbid_unknown_fields=True, gc=False):
+    """An image in the content of a message of the user. Some clients send the URL alone."""
+
+    image_url: ImageUrlFields | str
+    cache_control: CacheControl | None = None
+
+
+ContentParts = Annotated[tuple[TextPart | ImagePart, ...], Meta(min_length=1, max_length=MAX_PARTS)]
 
 
 class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -163,7 +179,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     assistant may have no content. A message of the role `tool` is the result of the call `tool_call_id`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[tuple[TextPart, ...], Meta(min_length=1, max_length=MAX_PARTS)] | None = None
+    content: Text | ContentParts | None = None
     name: Participant | None = None
     cache_control: CacheControl | None = None
     tool_calls: ChatToolCalls | None = None

@@ -77,7 +77,7 @@ class ResponseService:
         store = self._store_for(body)
         earlier = await self._earlier(owner, body, held)
         own = await self._resolved(owner, own_items(body), held)
-        request = self._decoder.request(body, [*earlier, *own], size=len(raw))
+        request, images = self._decoder.request(body, [*earlier, *own], size=len(raw))
         repeated = echo(body, stored=store is not None)
         recording = None
         if store is not None:
@@ -97,8 +97,10 @@ class ResponseService:
             on_end=None if recording is None else recording.end,
         )
         if body.background:
-            return Decoded(request, answer, respond=self._in_background(body, owner, answer, recording))
-        return Decoded(request, answer, None if recording is None else recording.keep, portable=not _refers(body))
+            respond = self._in_background(body, owner, answer, recording)
+            return Decoded(request, answer, respond=respond, images=images)
+        keep = None if recording is None else recording.keep
+        return Decoded(request, answer, keep, portable=not _refers(body), images=images)
 
     def _in_background(
         self, body: ResponsesBody, owner: str, answer: ResponseAnswer, recording: Recording | None

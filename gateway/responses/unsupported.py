@@ -31,7 +31,8 @@ RESPONSES_OPTIONS: dict[str, tuple[Any, ...]] = {
 
 TOOLS = ("function",)
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
-PARTS = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text")
+PARTS = ("input_text", "input_image", "output_text", "refusal", "reasoning_text", "summary_text")
+_CONTENT = "content is text and images here"
 
 
 def refuse_options(body: Struct, at: str = "") -> None:
@@ -70,7 +71,7 @@ def unsupported_kind(raw: bytes) -> RequestError | None:
         for field in ("content", "output", "summary"):
             parts = item.get(field) if isinstance(item, dict) else None
             for number, part in enumerate(_items(parts)):
-                if (refusal := _kind(part, f"{at}.{field}[{number}]", PARTS, "content is text here")) is not None:
+                if (refusal := _kind(part, f"{at}.{field}[{number}]", PARTS, _CONTENT)) is not None:
                     return refusal
     return None
 

@@ -56,5 +56,7 @@ class Quarantine:
 
 def _digest(model: str, prompt: Input, sampling: Sampling) -> bytes:
     if isinstance(prompt, ChatInput):
-        prompt = replace(prompt, now=0)
+        # The digests of images stand for their data.
+        images = tuple(replace(each, data=b"-") if each.digest else each for each in prompt.images)
+        prompt = replace(prompt, now=0, images=images)
     return blake2b(_encode((model, prompt, replace(sampling, seed=0))), digest_size=16).digest()

@@ -18,6 +18,7 @@ from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import HttpExchange
+from gateway.images.sources import ImageSource
 from gateway.routing.request_group import RequestGroup
 from protocol.events import Tokenized
 
@@ -101,6 +102,8 @@ class Decoded(NamedTuple):
     """Called when the request was admitted."""
     portable: bool = True
     """Its body is all that another gateway needs to compute the same answer."""
+    images: tuple[ImageSource, ...] = ()
+    """The images of its chat, which are loaded before the request is admitted."""
 
 
 class AnsweredAtOnce(NamedTuple):
@@ -127,6 +130,8 @@ class DecodedQuery(NamedTuple):
     query: PromptQuery
     render: Callable[[Tokenized, int | None], bytes]
     """Writes the answer as a JSON body. The number is the context of the model, if it is known."""
+    images: tuple[ImageSource, ...] = ()
+    """As those of `Decoded`."""
 
 
 DecodeQuery = Callable[[bytes], DecodedQuery]

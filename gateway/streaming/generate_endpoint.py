@@ -13,12 +13,14 @@ from gateway.generation.broken_calls import without_broken_calls
 from gateway.http.body_values import check_values
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import ClientGone, HttpExchange
+from gateway.images.loading import ImageLoader
 from gateway.keys.account import Reservation
 from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnsweredAtOnce, AnswerHead, Decode, Decoded, Keep, StatefulDecode
+from gateway.streaming.image_inputs import ImageInputs, is_in_body
 from gateway.streaming.key_limits import KeyGate
 from gateway.streaming.moving.output_positions import OutputPositions
 from gateway.streaming.pieces import joined
@@ -40,7 +42,10 @@ class GenerateEndpoint:
         decode: StatefulDecode,
         conventions: HttpConventions,
         resume: ResumeEndpoint,
+        images: ImageInputs | None = None,
     ) -> None:
+        """`images` loads those of requests; by default, from their bodies alone."""
+        self._images = images or ImageInputs(router, ImageLoader(settings))
         self._router = router
         self._settings = settings
         self._decode = decode
@@ -55,9 +60,7 @@ class GenerateEndpoint:
         try:
             if not exchange.last_event_id:
                 self._gate.check(exchange)
-            raw = await exchange.body(body)
-            await check_values(raw, self._settings.max_body_values)
-            admitted = await self._admit(raw, body, exchange)
+            admitted = await self._admit(body, exchange)
         except RequestError as error:
             await exchange.refuse(error)
             return
@@ -83,10 +86,13 @@ class GenerateEndpoint:
             await self._whole(exchange, group, decoded)
 
     async def _admit(
-        self, raw: bytes, body: HeldBody, exchange: HttpExchange
+        self, body: HeldBody, exchange: HttpExchange
     ) -> tuple[RequestGroup, Decoded, OutputPositions | None] | AnsweredAtOnce | None:
-        """Admit a request. With positions another gateway can continue its stream. None for a client that repeats its
-        request with a `Last-Event-ID`, as EventSource would: it resumes its stream. Raises `RequestError`."""
+        """Read and admit a request. With positions another gateway can continue its stream. None for a client that
+        repeats its request with a `Last-Event-ID`, as EventSource would: it resumes its stream. Raises `RequestError`
+        and `ClientGone`."""
+        raw = await exchange.body(body)  # freed when it is admitted
+        await check_values(raw, self._settings.max_body_values)
         if exchange.last_event_id:
             return None
         decoded = await self._decode(raw, body, exchange.key)
@@ -95,9 +101,11 @@ class GenerateEndpoint:
             if decoded.model not in self._router.models():
                 raise self._router.no_model(decoded.model)
             return decoded
-        request = decoded.request
-        if request.output.resume_s:
+        if decoded.request.output.resume_s:
             self._resumables.check_room(exchange.client)
+        request = await self._images.request(exchange, decoded.request, decoded.images, body)
+        # Nothing refers to the body's own text of images from here on.
+        decoded = decoded._replace(request=request, images=(), portable=decoded.portable and is_in_body(decoded.images))
         limits = RequestTimeLimits.of(exchange.header, self._settings)
         group = self._gate.open(exchange, request, body, limits)
         exchange.record.admitted = True

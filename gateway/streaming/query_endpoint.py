@@ -9,10 +9,12 @@ from gateway.errors import INTERNAL_TEXT, RequestError
 from gateway.http.body_values import check_values
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import ClientGone, HttpExchange
+from gateway.images.loading import ImageLoader
 from gateway.keys.account import Reservation
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import DecodeQuery
+from gateway.streaming.image_inputs import ImageInputs
 from gateway.streaming.key_limits import KeyGate
 from protocol.errors import ErrorCode
 
@@ -21,8 +23,15 @@ class QueryEndpoint:
     """Serves queries on one path. An ASGI app."""
 
     def __init__(
-        self, router: Router, settings: GatewaySettings, decode: DecodeQuery, conventions: HttpConventions
+        self,
+        router: Router,
+        settings: GatewaySettings,
+        decode: DecodeQuery,
+        conventions: HttpConventions,
+        images: ImageInputs | None = None,
     ) -> None:
+        """`images` loads those of queries; by default, from their bodies alone."""
+        self._images = images or ImageInputs(router, ImageLoader(settings))
         self._router = router
         self._settings = settings
         self._decode = decode
@@ -37,8 +46,9 @@ class QueryEndpoint:
             self._gate.check(exchange)
             raw = await exchange.body(body)
             await check_values(raw, self._settings.max_body_values)
-            query, render = self._decode(raw)
+            query, render, images = self._decode(raw)
             reservation = self._gate.admit_query(exchange, query.model)
+            query = await self._images.query(exchange, query, images, body)
             await anyio.lowlevel.checkpoint()  # a large body takes as long to decode as to send
 
             async def answer(_: anyio.CancelScope) -> None:

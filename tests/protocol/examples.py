@@ -174,6 +174,16 @@ COMMANDS: dict[str, Command] = {
         grammar=Grammar("json_schema", '{"type":"object"}', "response_format"),
         unset=("temperature", "top_p"),
     ),
+    "submit_images": Submit(
+        8,
+        "chatcmpl-8",
+        ChatInput(
+            (Message("user", "What is in ?", images=(ImagePlace(0, 11),)),),
+            images=(Image("png", 640, 480, b"\x89PNG", "low", "messages[0].content[1].image_url", bytes(range(16))),),
+        ),
+        Sampling(),
+        Limits(),
+    ),
     "submit_infill": Submit(
         8, "cmpl-8", InfillInput("def f(x):\n", "\n    return y"), Sampling(), Limits(max_tokens=0), prompt_logprobs=2
     ),

@@ -1,5 +1,6 @@
 """Digests of prompts: what has a common beginning has common digests, within a tenant."""
 
+import hashlib
 import string
 from itertools import pairwise
 
@@ -9,7 +10,18 @@ from hypothesis import strategies as st
 
 from protocol.bounds import MAX_FRAME_BYTES, MAX_PREFIX_DIGESTS
 from protocol.prefix_digests import BOUNDARIES, FIRST_BYTES, STEPS, PrefixDigests, answer_begins
-from protocol.request import ChatInput, InfillInput, Input, Message, TextInput, TokensInput, ToolCall
+from protocol.request import (
+    ChatInput,
+    Image,
+    ImageDetail,
+    ImagePlace,
+    InfillInput,
+    Input,
+    Message,
+    TextInput,
+    TokensInput,
+    ToolCall,
+)
 
 TEXTS = st.text(string.ascii_letters + "é€😀\ud800", max_size=3000)
 
@@ -112,3 +124,19 @@ def test_the_digests_of_a_part_are_those_up_to_its_size() -> None:
     assert whole.digests(1023) == whole.digests()[:7]
     assert whole.digests(1024) == whole.digests()[:8]
     assert whole.digests(0) == ()
+
+
+def shown(
+    data: bytes, at: int = 5, *, digest: bytes = b"", detail: ImageDetail = "auto", text: str = "look at this" * 30
+) -> Input:
+    image = Image("png", 560, 560, data, detail, digest=digest)
+    return ChatInput((Message("user", text, images=(ImagePlace(0, at),)),), images=(image,))
+
+
+def test_images_differ_by_content_detail_and_place_and_weigh_as_much_as_their_tokens() -> None:
+    one = shown(b"one")
+    assert digests(one) == digests(shown(b"one", digest=hashlib.blake2b(b"one", digest_size=16).digest()))
+    assert PrefixDigests.of(one, "").size > 400 * 4
+    for other in (shown(b"two"), shown(b"one", detail="low"), shown(b"one", at=6)):
+        assert common(one, other) <= 1
+    assert common(shown(b"one", at=300), shown(b"two", at=300)) >= 2

@@ -14,7 +14,7 @@ class LimitSettings(BaseModel):
     """Limits of a server, and the times that it waits."""
 
     max_body_bytes: int = setting(
-        GATEWAY.max_body_bytes, LIMITS, "Maximum bytes of one request body.", ge=1, le=12 << 20
+        GATEWAY.max_body_bytes, LIMITS, "Maximum bytes of one request body.", ge=1, le=24 << 20
     )
     max_total_body_bytes: int = setting(
         GATEWAY.max_total_body_bytes,

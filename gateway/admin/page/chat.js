@@ -9,18 +9,21 @@ import { Answer, toolMessage, userMessage } from "./messages.js";
 const SHORT_S = 0.01; // an answer that comes at once, such as a call, has no rate
 const NEAR = 80; // pixels from the end within which the log follows an answer
 
+const imagePart = (url) => ({ type: "image_url", image_url: { url } });
+
 /** The messages of a chat as the API takes them. A question that got no answer is left out: templates want turns. */
 export function asked(messages, system) {
   const sent = system ? [{ role: "system", content: system }] : [];
   for (const message of messages) {
-    const { role, content, calls, id } = message;
+    const { role, content, calls, id, images } = message;
     if (role === "assistant") {
       if (!content && !calls?.length) continue;
       const tool_calls = calls?.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
       sent.push({ role, content, ...(tool_calls?.length ? { tool_calls } : {}) });
     } else {
       if (role === "user" && sent.at(-1)?.role === "user") sent.pop();
-      sent.push(role === "tool" ? { role, tool_call_id: id, content } : { role, content });
+      if (role === "tool") sent.push({ role, tool_call_id: id, content });
+      else sent.push({ role, content: images?.length ? [...images.map(imagePart), ...(content ? [{ type: "text", text: content }] : [])] : content });
     }
   }
   return sent;
@@ -89,10 +92,15 @@ export class Chat {
     this._running?.abort();
   }
 
-  /** Send what a person wrote. */
-  async send(content) {
-    this.chat.messages.push({ role: "user", content });
-    this.chat.title ||= content.slice(0, 60);
+  /** The images of its messages. */
+  get images() {
+    return this.chat.messages.flatMap(({ images }) => images ?? []);
+  }
+
+  /** Send what a person wrote, with images as data URLs. */
+  async send(content, images = []) {
+    this.chat.messages.push({ role: "user", content, ...(images.length ? { images } : {}) });
+    this.chat.title ||= content.slice(0, 60) || "Image";
     this._keep();
     this.draw();
     await this._answer();
@@ -109,8 +117,8 @@ export class Chat {
 
   async _edited(index, content) {
     this.stop();
-    this.chat.messages.splice(index);
-    await this.send(content);
+    const [{ images }] = this.chat.messages.splice(index);
+    await this.send(content, images);
   }
 
   async _resulted(results) {

@@ -26,10 +26,17 @@ export function chats() {
   return found.sort((one, other) => other.updated - one.updated);
 }
 
-/** Keep a chat. Returns false if the browser has no room for it. */
+/** A chat that tells how many images were left out of each message. */
+function withoutImages(chat) {
+  const messages = chat.messages.map(({ images, ...rest }) => (images ? { ...rest, left: images.length } : rest));
+  return { ...chat, messages };
+}
+
+/** Keep a chat, without its images if they are too large. Returns false if the browser has no room for it. */
 export function keep(chat) {
   chat.updated = Date.now();
-  const text = JSON.stringify(chat);
+  let text = JSON.stringify(chat);
+  if (text.length > MAX_CHARS) text = JSON.stringify(withoutImages(chat));
   if (text.length > MAX_CHARS) return false;
   let size = text.length;
   chats().filter((each) => each.id !== chat.id).forEach((each, index) => {

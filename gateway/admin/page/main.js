@@ -5,6 +5,7 @@ import { Chat } from "./chat.js";
 import { $, announce, h } from "./dom.js";
 import { TOOLS } from "./examples.js";
 import * as history from "./history.js";
+import { Images } from "./images.js";
 import { Changes, watch } from "./live.js";
 import { Load } from "./load.js";
 import { Picture } from "./picture.js";
@@ -23,6 +24,7 @@ function noteMine(id) {
 
 const chosen = () => models.find(({ id }) => id === $("model").value) ?? { id: "" };
 const chat = new Chat({ model: () => $("model").value, settings: () => settings, mine: noteMine });
+const images = new Images({ sent: () => chat.images, takes: () => chosen().capabilities?.vision ?? false });
 const load = new Load({ model: chosen, mine: noteMine, said: (text) => { $("verdict").textContent = text; } });
 
 // Models.
@@ -54,6 +56,7 @@ function chose() {
   settings.model = model.id;
   keepSettings();
   describe(model);
+  images.draw();
   if (!chat.chat.messages.length) chat.draw();
 }
 
@@ -61,7 +64,7 @@ function chose() {
 function describe({ id, max_model_len, aliases }) {
   const workers = (snapshot?.workers ?? []).filter(({ model }) => model === id);
   const able = [...new Set(workers.flatMap(({ capabilities }) => capabilities))];
-  const words = { chat: "chat", tools: "tool calls", reasoning: "reasoning", grammar: "JSON schemas" };
+  const words = { chat: "chat", tools: "tool calls", reasoning: "reasoning", grammar: "JSON schemas", images: "images" };
   const parts = [max_model_len ? `${max_model_len} tokens of context` : "", ...able.map((each) => words[each] ?? each),
     aliases?.length ? `also ${aliases.join(", ")}` : "", settings.tools ? "tools on" : ""];
   $("about-model").textContent = parts.filter(Boolean).join(" · ");
@@ -179,10 +182,10 @@ async function kill(name) {
 function submit() {
   if (chat.running) return chat.stop();
   const content = $("text").value.trim();
-  if (!content || !$("model").value) return;
+  if (!(content || images.count) || !$("model").value) return;
   $("text").value = "";
   size();
-  chat.send(content);
+  chat.send(content, images.take());
 }
 
 function size() {

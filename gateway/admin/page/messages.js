@@ -2,6 +2,7 @@
 
 import { copyButton, h } from "./dom.js";
 import { sampleResult } from "./examples.js";
+import { thumbnails } from "./images.js";
 import { render } from "./markdown.js";
 
 const pretty = (text) => {
@@ -14,7 +15,9 @@ const pretty = (text) => {
 
 /** What a person wrote. `onEdit(text)` sends it again. */
 export function userMessage(message, onEdit) {
-  const text = h("div", { class: "bubble" }, message.content);
+  const { images, left } = message;
+  const text = h("div", { class: "bubble" }, images?.length ? thumbnails(images) : null, message.content,
+    left ? h("span", { class: "note" }, ` ${left} of its images were not kept`) : null);
   const edit = h("button", { type: "button", class: "small", onclick: () => element.replaceWith(editor()) }, "Edit");
   const element = h("article", { class: "user", "aria-label": "You" }, text, h("footer", {}, edit));
 
@@ -23,7 +26,7 @@ export function userMessage(message, onEdit) {
     const back = () => { form.replaceWith(element); edit.focus(); };
     const form = h("form", { class: "user editor", onsubmit: (event) => {
       event.preventDefault();
-      if (area.value.trim()) onEdit(area.value.trim());
+      if (area.value.trim() || images?.length) onEdit(area.value.trim());
     } }, area, h("footer", {}, h("button", { type: "button", class: "small", onclick: back }, "Cancel"),
       h("button", { class: "small primary" }, "Send again")));
     area.addEventListener("keydown", (event) => {

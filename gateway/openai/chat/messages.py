@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from gateway.errors import invalid
 from gateway.generation.tools import PastCalls
-from gateway.openai.schema import ChatMessage
+from gateway.images.sources import ImageSources, MixedContent
+from gateway.openai.schema import ChatMessage, ImagePart, TextPart
 from gateway.openai.unsupported import refuse_set
 from protocol.bounds import MAX_TEXT
-from protocol.request import Message, ToolCall
+from protocol.request import ImagePlace, Message, ToolCall
 
 ONLY_IN = {
     "reasoning": "assistant",
@@ -19,8 +20,9 @@ ONLY_IN = {
 """Fields of a message that only one role has."""
 
 
-def decode_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """Return the messages for the worker. Raises `RequestError` naming the field."""
+def decode_messages(messages: Sequence[ChatMessage], images: ImageSources) -> tuple[Message, ...]:
+    """Return the messages for the worker. Their images are added to `images`. Raises `RequestError` naming the
+    field."""
     past = PastCalls()
     known: set[str] = set()
     """The ids of the calls so far."""
@@ -32,14 +34,16 @@ def decode_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
             _check_result(message, known, at)
         calls = _calls(message, past, at)
         known.update(call.id for call in calls)
+        content, places = _content(message, at, images)
         found.append(
             Message(
                 "system" if message.role == "developer" else message.role,
-                _content(message, at),
+                content,
                 message.name or "",
                 calls,
                 message.tool_call_id or "",
                 _reasoning(message, at),
+                places,
             )
         )
     return tuple(found)
@@ -70,18 +74,42 @@ def _calls(message: ChatMessage, past: PastCalls, at: str) -> tuple[ToolCall, ..
     return tuple(calls.values())
 
 
-def _content(message: ChatMessage, at: str) -> str:
+def _content(message: ChatMessage, at: str, images: ImageSources) -> tuple[str, tuple[ImagePlace, ...]]:
+    """Return the text of a message, and the places of images in it."""
     content = message.content
+    places: tuple[ImagePlace, ...] = ()
     if content is None:
         if message.role != "assistant":
             raise invalid(f"{at}.content", f"`{at}.content` is required; only the assistant's may be null")
-        return message.refusal or ""
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return message.refusal or "", ()
+    if isinstance(content, str):
+        text = content
+    elif any(isinstance(part, ImagePart) for part in content):
+        text, places = _mixed(content, message.role, at, images)
+    else:
+        text = "\n".join(part.text for part in content if isinstance(part, TextPart))
     if message.refusal:
         text = f"{text}\n{message.refusal}" if text else message.refusal
     if len(text) > MAX_TEXT:
         raise invalid(f"{at}.content", f"`{at}.content` has over {MAX_TEXT} characters")
-    return text
+    return text, places
+
+
+def _mixed(
+    content: Sequence[TextPart | ImagePart], role: str, at: str, images: ImageSources
+) -> tuple[str, tuple[ImagePlace, ...]]:
+    mixed = MixedContent()
+    for index, part in enumerate(content):
+        if isinstance(part, TextPart):
+            mixed.add_text(part.text)
+            continue
+        field = f"{at}.content[{index}].image_url"
+        if role != "user":
+            raise invalid(field, f"`{field}`: only messages of the role `user` have images")
+        given = part.image_url
+        url, detail = (given, None) if isinstance(given, str) else (given.url, given.detail)
+        mixed.add_image(images.add_url(url, field, detail or "auto"))
+    return mixed.text, mixed.places
 
 
 def _reasoning(message: ChatMessage, at: str) -> str:

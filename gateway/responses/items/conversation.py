@@ -3,8 +3,9 @@
 from gateway.errors import invalid
 from gateway.generation.broken_calls import is_object
 from gateway.generation.tools import PastCalls
+from gateway.images.sources import ImageSources
 from gateway.responses.items.input_schema import InputItem
-from gateway.responses.items.item import check_item, kind_of, reasoning_of, text_of
+from gateway.responses.items.item import check_item, kind_of, mixed_of, reasoning_of, text_of
 from protocol.bounds import MAX_MESSAGES, MAX_TEXT, MAX_TOOL_CALLS
 from protocol.request import Message, ToolCall
 
@@ -14,6 +15,8 @@ class MessageBuilder:
     other are one message, as chat templates expect."""
 
     def __init__(self, instructions: str | None = None) -> None:
+        self.images = ImageSources()
+        """The images of its messages."""
         self._messages: list[Message] = []
         self._reasoning: list[str] = []
         self._reasoning_size = 0
@@ -42,7 +45,11 @@ class MessageBuilder:
             case _:
                 self._end_turn()
                 role = "system" if item.role == "developer" else str(item.role)
-                self._messages.append(Message(role, text_of(item.content, f"{at}.content")))
+                if role == "user":
+                    text, places = mixed_of(item.content, f"{at}.content", self.images)
+                else:
+                    text, places = text_of(item.content, f"{at}.content"), ()
+                self._messages.append(Message(role, text, images=places))
 
     def messages(self, field: str) -> tuple[Message, ...]:
         """All messages. Raises `RequestError` naming `field` when there are none, or too many."""
@@ -76,7 +83,8 @@ class MessageBuilder:
             field = f"{at}.call_id"
             raise invalid(field, f"`{field}`: no function_call before it has this call_id")
         self._end_turn()
-        self._messages.append(Message("tool", text_of(item.output, f"{at}.output"), tool_call_id=item.call_id))
+        text, places = mixed_of(item.output, f"{at}.output", self.images)
+        self._messages.append(Message("tool", text, tool_call_id=item.call_id or "", images=places))
 
     def _begin_turn(self) -> None:
         """Begin another message of the assistant if this one has more than reasoning."""

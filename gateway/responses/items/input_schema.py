@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from protocol.bounds import MAX_NAME, Text
+from protocol.request import ImageDetail
 
 MAX_PARTS = 256
 
@@ -13,12 +14,17 @@ RequiredLabel = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 
 
 class ItemPart(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, gc=False):
-    """A part of an item's content. All kinds are text. `annotations` and `logprobs` of earlier answers have no
-    effect, and prompts are cached without breakpoints."""
+    """A part of an item's content. All kinds but `input_image` are text. `annotations` and `logprobs` of earlier
+    answers have no effect, and prompts are cached without breakpoints."""
 
-    type: Literal["input_text", "output_text", "refusal", "reasoning_text", "summary_text"]
+    type: Literal["input_text", "input_image", "output_text", "refusal", "reasoning_text", "summary_text"]
     text: Text | None = None
     refusal: Text | None = None
+    image_url: str | None = None
+    """The URL of an image, which may be a data URL."""
+    detail: ImageDetail | None = None
+    # Refused when set: there are no files here.
+    file_id: Any = None
     annotations: Any = None
     logprobs: Any = None
     prompt_cache_breakpoint: Any = None

@@ -3,11 +3,14 @@
 from typing import Any
 
 from gateway.errors import invalid
+from gateway.images.sources import ImageSources, MixedContent
 from gateway.responses.ids import input_item_id
 from gateway.responses.items.input_schema import Content, InputItem, ItemPart
 from gateway.responses.items.reasoning import decode_reasoning
 from gateway.responses.unsupported import refuse_options
 from protocol.bounds import MAX_TEXT
+from protocol.errors import ErrorCode
+from protocol.request import ImagePlace
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "message": ("role", "content", "phase"),
@@ -58,19 +61,57 @@ def text_of(content: Content | None, at: str) -> str:
     if isinstance(content, str):
         return content
     text = "\n".join(_part_text(part, f"{at}[{index}]") for index, part in enumerate(content))
+    return _bounded(text, at)
+
+
+def mixed_of(content: Content | None, at: str, images: ImageSources) -> tuple[str, tuple[ImagePlace, ...]]:
+    """The text of an item's content, and the places of images in it, which are added to `images`. Raises
+    `RequestError`."""
+    if content is None or isinstance(content, str) or all(part.type != "input_image" for part in content):
+        return text_of(content, at), ()
+    mixed = MixedContent()
+    for index, part in enumerate(content):
+        path = f"{at}[{index}]"
+        if part.type == "input_image":
+            mixed.add_image(_image(part, path, images))
+        else:
+            mixed.add_text(_part_text(part, path))
+    return _bounded(mixed.text, at), mixed.places
+
+
+def _bounded(text: str, at: str) -> str:
     if len(text) > MAX_TEXT:
         raise invalid(at, f"`{at}` has over {MAX_TEXT} characters")
     return text
 
 
+def _image(part: ItemPart, at: str, images: ImageSources) -> int:
+    """Add the image of a part, and return its index."""
+    if part.file_id:
+        field = f"{at}.file_id"
+        text = f"`{field}` is not supported: there are no files here; send `image_url`"
+        raise invalid(field, text, ErrorCode.UNSUPPORTED)
+    _check_part(part, at, {"image_url"})
+    return images.add_url(part.image_url or "", f"{at}.image_url", part.detail or "auto")
+
+
 def _part_text(part: ItemPart, at: str) -> str:
-    name, other = ("refusal", "text") if part.type == "refusal" else ("text", "refusal")
-    if getattr(part, other) is not None:
-        raise invalid(f"{at}.{other}", f"`{at}.{other}` does not belong into a part of type {part.type}")
-    text: str | None = getattr(part, name)
-    if text is None:
-        raise invalid(f"{at}.{name}", f"`{at}.{name}` is required in a part of type {part.type}")
+    if part.type == "input_image":
+        raise invalid(at, f"`{at}`: only messages of the user and outputs of functions have images")
+    name = "refusal" if part.type == "refusal" else "text"
+    _check_part(part, at, {name})
+    text: str = getattr(part, name)
     return text
+
+
+def _check_part(part: ItemPart, at: str, required: set[str]) -> None:
+    """Raise `RequestError` for a part without what its type requires, or with what belongs to another type."""
+    for name in ("text", "refusal", "image_url"):
+        given = getattr(part, name) is not None
+        if given and name not in required:
+            raise invalid(f"{at}.{name}", f"`{at}.{name}` does not belong into a part of type {part.type}")
+        if not given and name in required:
+            raise invalid(f"{at}.{name}", f"`{at}.{name}` is required in a part of type {part.type}")
 
 
 def reasoning_of(item: InputItem, at: str) -> str:

@@ -12,6 +12,7 @@ from gateway.generation.request import GenerationRequest, OutputOptions
 from gateway.generation.template_time import template_time
 from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
+from gateway.images.sources import ImageSource
 from gateway.responses.items.conversation import MessageBuilder
 from gateway.responses.items.input_schema import InputItem
 from gateway.responses.request.field_names import NAMES
@@ -77,8 +78,10 @@ class ResponsesDecoder:
             raise invalid("stream_options.resume_s", "`stream_options.resume_s` goes with `stream: true` only")
         return body
 
-    def request(self, body: ResponsesBody, items: Sequence[EarlierItem], *, size: int) -> GenerationRequest:
-        """The request for the answer to `items`, the whole conversation. `size`: the bytes of the
+    def request(
+        self, body: ResponsesBody, items: Sequence[EarlierItem], *, size: int
+    ) -> tuple[GenerationRequest, tuple[ImageSource, ...]]:
+        """The request for the answer to `items`, the whole conversation, and its images. `size`: the bytes of the
         body."""
         conversation = MessageBuilder(body.instructions)
         for item, field in items:
@@ -123,7 +126,7 @@ class ResponsesDecoder:
             grammar=grammar,
             unset=unset_parameters(body),
         )
-        return build_request(self._settings, wanted, size)
+        return build_request(self._settings, wanted, size), conversation.images.found
 
 
 def own_items(body: ResponsesBody) -> list[EarlierItem]:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from protocol.prefix_digests import image_tokens
 from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput
 from protocol.scheduling import NORMAL, Urgency
 
@@ -30,18 +31,20 @@ NO_TERMS = AdmissionTerms()
 
 def prompt_tokens(source: Input) -> int:
     """Estimate the tokens of a prompt, until a worker has counted them. Those of token ids are known."""
+    images = 0
     match source:
         case TextInput():
             texts = [source.text]
         case ChatInput():
             texts = [source.tools_json, *(text for message in source.messages for text in _texts(message))]
+            images = sum(map(image_tokens, source.images))
         case InfillInput():
             texts = [source.prefix, source.suffix]
         case EmbeddedInput():
             return source.count
         case _:
             return len(source.tokens)
-    return -(-sum(map(_size, texts)) // BYTES_PER_TOKEN)
+    return images - (-sum(map(_size, texts)) // BYTES_PER_TOKEN)
 
 
 def _texts(message: Message) -> Iterator[str]:

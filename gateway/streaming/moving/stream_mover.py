@@ -17,6 +17,7 @@ from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded, StatefulDecode
+from gateway.streaming.image_inputs import ImageInputs
 from gateway.streaming.key_limits import KeyGate
 from gateway.streaming.moving.event_position import EventPosition
 from gateway.streaming.moving.output_positions import OutputPositions
@@ -51,7 +52,9 @@ class StreamMover:
         streams: ResumableStreams,
         records: RecordStore,
         paths: Mapping[str, RecordedPath],
+        images: ImageInputs,
     ) -> None:
+        self._images = images
         self._router = router
         self._settings = settings
         self._streams = streams
@@ -150,7 +153,8 @@ class StreamMover:
             decoded = await found.decode(record.body, body, exchange.key)
             if not isinstance(decoded, Decoded):
                 raise UnknownStream
-            request = record.pinned(decoded.request)
+            loaded = await self._images.request(exchange, decoded.request, decoded.images, body)
+            request = record.pinned(loaded)
             if request is None:
                 raise UnknownStream
             self._streams.check_room(exchange.client)

@@ -92,7 +92,7 @@ def test_a_path_is_a_message() -> None:
 
 def test_an_unknown_command_is_answered_with_those_that_exist() -> None:
     output = run(Script(), "/exif")
-    commands = "/help, /exit, /quit, /bye, /clear, /system, /params, /reasoning"
+    commands = "/help, /exit, /quit, /bye, /clear, /image, /system, /params, /reasoning"
     assert output == f"There is no command /exif; there are {commands}. /help explains them.\n"
 
 

@@ -1,9 +1,14 @@
 """The messages, parameters and slash commands of a conversation."""
 
+from pathlib import Path
+
 import pytest
 
+from cli.client.chat_chunk import message_body
 from cli.terminal.conversation import COMMANDS, HELP, Conversation, command_of
-from protocol.request import Limits, Message, Sampling, ToolCall
+from protocol.bounds import MAX_IMAGE_BYTES
+from protocol.request import ImagePlace, Limits, Message, Sampling, ToolCall
+from tests.gateway.images.files import PNG, data_url, picture
 
 
 @pytest.fixture
@@ -111,3 +116,40 @@ def test_the_last_reasoning_is_shown_and_the_mode_is_set(conversation: Conversat
     assert conversation.reasoning_mode == "show"
     assert conversation.execute("/reasoning loud") == "/reasoning: must be one of show, fold, hide, not 'loud'"
     assert conversation.reasoning_mode == "show"
+
+
+def test_images_go_with_the_next_message_and_leave_with_it(conversation: Conversation, tmp_path: Path) -> None:
+    files = [tmp_path / "a b.png", tmp_path / "c.jpg"]
+    files[0].write_bytes(PNG)
+    files[1].write_bytes(picture("jpeg", 40, 30))
+    assert conversation.execute(f"/image {files[0]}") == f"The next message has {files[0]}, 5 x 3 pixels."
+    first = conversation.ask("What?")
+    assert first.messages[-1] == Message("user", "What?", images=(ImagePlace(0, 0),))
+    assert [each.data for each in first.images] == [PNG]
+    conversation.add_reply("A dog.")
+    conversation.execute(f"/image {files[1]}")
+    second = conversation.ask("And?")
+    assert [each.images for each in second.messages] == [(), (ImagePlace(0, 0),), (), (ImagePlace(1, 0),)]
+    assert [each.format for each in second.images] == ["png", "jpeg"]
+    (_, sent, _, _) = (message_body(each, second.images) for each in second.messages)
+    assert sent["content"] == [
+        {"type": "image_url", "image_url": {"url": data_url(PNG), "detail": "auto"}},
+        {"type": "text", "text": "What?"},
+    ]
+    conversation.remove_last()
+    conversation.execute(f"/image {files[1]}")
+    assert conversation.execute("/image") == "The next message has no image."
+    assert conversation.ask("Well?").images == first.images
+    conversation.execute("/clear")
+    assert conversation.ask("Hello").images == ()
+
+
+def test_files_that_are_no_images_are_refused(conversation: Conversation, tmp_path: Path) -> None:
+    (tmp_path / "a.svg").write_text("<svg/>")
+    assert "not a PNG, JPEG, WebP or GIF file" in conversation.execute(f"/image {tmp_path / 'a.svg'}")
+    assert "No such file" in conversation.execute(f"/image {tmp_path / 'none.png'}")
+    (tmp_path / "large.png").write_bytes(PNG + bytes(MAX_IMAGE_BYTES - len(PNG)))
+    conversation.add_image(str(tmp_path / "large.png"))
+    assert f"may have {MAX_IMAGE_BYTES} bytes" in conversation.execute(f"/image {tmp_path / 'large.png'}")
+    (tmp_path / "large.png").write_bytes(bytes(MAX_IMAGE_BYTES + 1))
+    assert f"over {MAX_IMAGE_BYTES} bytes" in conversation.execute(f"/image {tmp_path / 'large.png'}")

@@ -70,7 +70,8 @@ CHAT: Mapping[str, Sample] = {
     "System text": messages({"role": "system", "content": "x"}, USER, named="`system`, `developer`"),
     "Text in parts": messages({"role": "user", "content": [{"type": "text", "text": "x"}]}, named="`text`"),
     "Images": messages(
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}, named="`image_url`"
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}]},
+        named="`image_url`",
     ),
     "Audio": of(audio={"voice": "x", "format": "wav"}),
     "Several prompts in one request": NO_FIELD,

@@ -54,7 +54,7 @@ SAMPLES: Mapping[str, Sample] = {
     **SAME_FIELDS,
     "System text": of(instructions="x"),
     "Text in parts": parts({"type": "input_text", "text": "x"}, "`input_text`"),
-    "Images": parts({"type": "input_image", "image_url": "http://x"}, "`input_image`"),
+    "Images": parts({"type": "input_image", "image_url": "data:image/png;base64,eA=="}, "`input_image`"),
     "Audio": parts({"type": "input_audio", "input_audio": {"data": "eA==", "format": "wav"}}, "`input_audio`"),
     "Documents": parts({"type": "input_file", "file_id": "x"}, "`input_file`"),
     "Several prompts in one request": NO_FIELD,

@@ -7,15 +7,17 @@ from typing import Any
 
 import anyio
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import FilePayload, Page, expect
 
 from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.events import Capabilities, Delta, Ready, ReasoningSegment, Step, TextSegment, ToolCallSegment, Usage
-from protocol.request import ChatInput, Message
+from protocol.request import ChatInput, ImagePlace, Message
 from tests.gateway.admin.browser import browsing, choose_settings, needs_browser, say
 from tests.gateway.faults.cutting import Way, breaking_way
 from tests.gateway.harness.serving import Served, serving
+from tests.gateway.images.files import PNG
+from tests.gateway.images.sites import seeing
 
 pytestmark = [pytest.mark.anyio, needs_browser]
 
@@ -293,3 +295,36 @@ async def test_the_examples_are_those_of_the_model() -> None:
         submit = await reply(served, 1, "Because.")
         await expect(page.locator(".assistant .markdown")).to_have_text("Because.")
     assert [each.content for each in messages(submit)] == [text]
+
+
+async def test_images_are_chosen_dropped_and_removed_and_sent_with_the_message() -> None:
+    files: list[FilePayload] = [{"name": name, "mimeType": "image/png", "buffer": PNG} for name in ("a.png", "b.png")]
+    drop = """([name, kind, size]) => {
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array(size)], name, { type: kind }));
+      document.querySelector('#chat').dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true }));
+    }"""
+    async with chatting(make=seeing) as (served, page, _):
+        await page.locator("#image-file").set_input_files(files)
+        await expect(page.locator("#images img")).to_have_count(2)
+        await page.get_by_role("button", name="Remove image 2").click()
+        await expect(page.locator("#images img")).to_have_count(1)
+        await page.evaluate(drop, ["c.svg", "image/svg+xml", 10])
+        await expect(page.locator("#image-problem")).to_contain_text("c.svg is no PNG, JPEG, WebP or GIF file")
+        await page.evaluate(drop, ["d.png", "image/png", 12 << 20])
+        await expect(page.locator("#image-problem")).to_contain_text("12.0 are allowed")
+        await say(page, "What is this?")
+        submit = await reply(served, 1, "A dog.")
+        await expect(page.locator(".user .bubble img")).to_have_count(1)
+        await expect(page.locator("#images img")).to_have_count(0)
+        await say(page, "Sure?")
+        again = await reply(served, 2, "Yes.")
+        await page.reload()
+        await page.get_by_role("button", name="Chats").click()
+        await page.locator("#chat-list button").first.click()
+        await expect(page.locator(".user .bubble img")).to_have_count(1)
+        assert await page.locator(".user .bubble img").evaluate("each => each.naturalWidth") == 5
+    for each in (submit, again):
+        assert isinstance(each.input, ChatInput)
+        assert [image.data for image in each.input.images] == [PNG]
+        assert messages(each)[0] == Message("user", "What is this?", images=(ImagePlace(0, 0),))

@@ -366,7 +366,7 @@ async def test_tokens_that_cannot_be_counted(code: ErrorCode, kind: type[anthrop
         (query,) = await served.worker.wait_queries(1)
         served.worker.say(Tokenized(query.query, text="it failed", code=code))
 
-    image: Any = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    image: Any = [{"role": "user", "content": [{"type": "document", "source": {}}]}]
     async with anthropic_client(script) as client:
         with pytest.raises(kind, match="it failed"):
             await client.messages.count_tokens(model="tiny", messages=HI)

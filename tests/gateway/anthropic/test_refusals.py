@@ -60,7 +60,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("messages", of_user(TEXT | {"cache_control": {"type": "forever"}}), f"{AT}.cache_control.type"),
     ("messages", of_user(TEXT | {"cache_control": MARK | {"scope": {}}}), f"{AT}.cache_control.scope"),
     ("messages", of_user(TEXT | {"cache_control": MARK | {"scope": "world"}}), f"{AT}.cache_control.scope"),
-    ("messages", of_user(TEXT, {"type": "image", "source": {}}), "messages[0].content[1]"),
+    ("messages", of_user(TEXT, {"type": "image", "source": {}}), "messages[0].content[1].source.type"),
     ("messages", of_user({"type": "document", "source": {}}), AT),
     ("messages", of_user({"type": "search_result"}), AT),
     ("messages", of_user({"type": "server_tool_use"}), AT),
@@ -70,7 +70,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("messages", of_user({"type": "tool_result", "tool_use_id": "x"}), f"{AT}.tool_use_id"),
     (
         "messages",
-        of_user({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}),
+        of_user({"type": "tool_result", "tool_use_id": "x", "content": [{"type": "document"}]}),
         f"{AT}.content[0]",
     ),
     ("messages", of_assistant({"type": "tool_result", "tool_use_id": "x"}), "messages[1].content[0].type"),

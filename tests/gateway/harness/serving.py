@@ -15,6 +15,7 @@ from gateway.app import create_app
 from gateway.http.listener import Listener
 from gateway.http.server import listen, serve
 from gateway.http.tls import tls_of
+from gateway.images.loading import ImageLoader
 from gateway.keys.api_keys import ApiKeys
 from gateway.responses.service import ResponseService
 from gateway.routing.router import Router
@@ -63,10 +64,12 @@ async def serving(
     make: Callable[[str], FakeWorker] | None = None,
     trusted: ssl.SSLContext | bool = False,
     server: Callable[..., Awaitable[None]] = serve,
+    images: Callable[[GatewaySettings], ImageLoader] = ImageLoader,
     **settings: Any,
 ) -> AsyncIterator[Served]:
     """A gateway on a free port with fake workers of these names (one, `w0`, by default). `trusted`: what its client
-    trusts, over TLS. `server` does what `serve` does."""
+    trusts, over TLS. `server` does what `serve` does, and
+    `images` makes what loads the images of requests."""
     chosen = GatewaySettings(port=0, flush_s=0.1, **settings)
     keys = ApiKeys(chosen)
     router = Router(chosen, keys.weight, keys.priority_class)
@@ -77,7 +80,7 @@ async def serving(
     port = listener.getsockname()[1]
     shutdown, served = anyio.Event(), anyio.Event()
     responses = ResponseService(chosen)
-    app = create_app(router, chosen, keys=keys, responses=responses, tls=tls)
+    app = create_app(router, chosen, keys=keys, responses=responses, tls=tls, images=images(chosen))
     with closing(responses):
         async with anyio.create_task_group() as group:
             group.start_soon(responses.background.run)

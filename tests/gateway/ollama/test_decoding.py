@@ -166,7 +166,7 @@ async def test_a_conversation_with_tools(decoder: OllamaDecoder) -> None:
 CHAT_BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": [], "logprobs": True}, "logprobs"),
     ({"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages[0].images"),
+    ({"messages": [{"role": "user", "content": "x", "images": [""]}]}, "messages[0].images[0]"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "thinking": "x"}]}, "messages[0].thinking"),
     (
@@ -194,7 +194,7 @@ GENERATE_BAD: list[tuple[dict[str, Any], str]] = [
     ({"suffix": "x"}, "suffix"),
     ({"template": "{{ .Prompt }}"}, "template"),
     ({"context": [1, 2]}, "context"),
-    ({"images": ["aGk="]}, "images"),
+    ({"images": ["aGk="], "raw": True}, "images"),
     ({"raw": True, "system": "x"}, "system"),
     ({"messages": []}, "messages"),
 ]

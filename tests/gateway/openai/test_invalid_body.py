@@ -161,8 +161,8 @@ def test_a_bad_prompt_is_named(prompt: Any, param: str) -> None:
         pytest.param(message(content=[]), "messages[0].content", id="no parts"),
         pytest.param(message(content=[{"type": "text"}]), "messages[0].content[0].text", id="part without text"),
         pytest.param(
-            message(content=[{"type": "image_url", "image_url": {"url": "http://x"}}]),
-            "messages[0].content[0].type",
+            message(content=[{"type": "image_url", "image_url": {"url": "ftp://x"}}]),
+            "messages[0].content[0].image_url",
             id="image",
         ),
         pytest.param(
@@ -197,8 +197,8 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
         ),
         (
             chat,
-            {"messages": message(content=[{"type": "image_url", "text": ""}])},
-            "`messages[0].content[0].type` takes text, the only kind of content here, not 'image_url'",
+            {"messages": message(content=[{"type": "input_audio", "text": ""}])},
+            "`messages[0].content[0].type` takes text or image_url, not 'input_audio'",
         ),
         (completion, {"logprobs": True}, "`logprobs` takes a number from 0 to 20, not True"),
         (

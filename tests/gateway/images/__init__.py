@@ -1,0 +1,1 @@
+"""Images at the door."""
