@@ -241,6 +241,8 @@ class PerLayerEmbedding:
     """Tokens that have such embeddings, at least those of the model."""
     scale: float
     """Factor of the embeddings in the table, rounded to the type of the weights."""
+    pad: int = 0
+    """The token whose embeddings a row of an image has."""
 
 
 @dataclass(frozen=True, slots=True)

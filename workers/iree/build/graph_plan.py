@@ -32,6 +32,7 @@ from workers.sampling import logprobs
 from workers.sampling import sample as sampling
 from workers.sampling.sampling_arrays import SamplingArrays
 from workers.sampling.top_candidates import sample_top_candidates
+from workers.vision.config import VisionConfig
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
 PREFILL_BLOCK = SEQUENCE_ROWS
@@ -90,6 +91,8 @@ class GraphPlan:
     """There are prefill graphs that take rows of embeddings, beside those that do not."""
     queries: bool = False
     """There is a graph of the queries of a few rows, for the scores of sparse prefill."""
+    vision: VisionConfig | None = None
+    """The vision tower, if there is one. Its rows of embeddings are taken as those of `embeddings` are."""
 
     def required(self) -> list[tuple[str, ...]]:
         """Return the fewest graphs that can serve everything, those of one module together."""
@@ -183,10 +186,23 @@ class GraphPlan:
     @property
     def embedding_width(self) -> int:
         """The hidden size of the model without padding, where prompts may have rows of embeddings; otherwise 0."""
+        if self.vision is not None:
+            return self.vision.width
         if not self.embeddings:
             return 0
         padding = self.ops.padding if isinstance(self.ops, TiledOps) else None
         return self.config.hidden_size if padding is None else padding.hidden.size
+
+    @property
+    def embedded_parts(self) -> int:
+        """Parts of a row of embeddings, each of the hidden size: that of the first layer, and those of the deep
+        stack."""
+        return 1 if self.vision is None else 1 + len(self.vision.taps)
+
+    @property
+    def has_ends(self) -> bool:
+        """Graphs that take rows of embeddings take `StepRows.ends` as well."""
+        return self.vision is not None and self.vision.bidirectional != "none"
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
@@ -215,8 +231,11 @@ class GraphPlan:
         """Return everything that the text of `module` depends on: it is equal where this is, without tracing."""
         if SAMPLE in names:
             return "\n".join([*names, str(self.config.vocab_size), source_digest(sampling_module.__module__)])
-        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False))
-        return "\n".join([*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)])
+        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False, vision=None))
+        parts = [*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)]
+        if self.vision is not None and any(name.startswith(EMBEDDED) for name in names):
+            parts.append(f"{self.embedded_parts} {self.vision.bidirectional}")
+        return "\n".join(parts)
 
     def module(self, names: Sequence[str]) -> str:
         """Return the MLIR of one module with these graphs; `SAMPLE` is one by itself."""
@@ -296,11 +315,13 @@ class GraphPlan:
         weights: Parameters,
         live: jax.Array | None = None,
         embeddings: jax.Array | None = None,
+        ends: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Return the normed hidden rows, and further results of a graph: the cache, the recurrent states, and what a
         head for multi-token prediction starts from."""
         (tokens, cos, sin, rows, slots), kv, others = self._split(values)
-        inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live), embeddings)
+        bidirectional = "none" if self.vision is None else self.vision.bidirectional
+        inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live, ends), embeddings, bidirectional)
         hidden, kv, x, states = forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv, *others)
         return hidden, (*kv, *(() if states is None else (states,)), *((x,) if self.config.mtp else ()))
 
@@ -351,21 +372,23 @@ class GraphPlan:
         """`chunk` rows, in blocks of a slot each -> the last rows; cache.
 
         The last rows are the hidden rows that `lasts` names, and those of the call before where it is negative. With
-        `embedded` there is one more input, the embeddings of rows whose token is -1.
+        `embedded` there are the embeddings of rows whose token is -1 as well, and where tokens of an image attend to
+        each other in both directions the row before which each one attends.
         """
+        block = self.block or chunk
+        shape = (chunk // block, block)
+        given = [struct((*shape, self.embedded_parts * self.config.hidden_size), "float32")] if embedded else []
+        given += [struct(shape, "int32")] if embedded and self.has_ends else []
 
         def prefill(*values: Any) -> tuple[jax.Array, ...]:
-            *dynamic, lasts, before, weights = values if not embedded else (*values[:-2], values[-1])
-            given = values[-2] if embedded else None
-            hidden, kept = self._run(dynamic, weights, self._live(dynamic[ROWS]), given)
+            end = len(values) - 1 - len(given)
+            *dynamic, lasts, before = values[:end]
+            hidden, kept = self._run(dynamic, values[-1], self._live(dynamic[ROWS]), *values[end:-1])
             mine = (lasts >= 0).reshape(-1, *[1] * (hidden.ndim - 1))
             return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), *kept
 
         lasts = struct(self.last_rows.shape[:1], "int32")
-        inputs = (*self._block_inputs(chunk), lasts, self.last_rows)
-        if embedded:
-            block = self.block or chunk
-            inputs = (*inputs, struct((chunk // block, block, self.config.hidden_size), "float32"))
+        inputs = (*self._block_inputs(chunk), lasts, self.last_rows, *given)
         return Graph(name, prefill, inputs, in_place=self._kept_in_place(1))
 
     def _last_head(self, name: str, rows: int) -> Graph:
