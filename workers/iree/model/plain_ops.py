@@ -34,6 +34,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu_tanh": jax.nn.gelu,
     "gelu": partial(jax.nn.gelu, approximate=False),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(np.float32(1.702) * x),
     "relu2": lambda x: jnp.square(jnp.maximum(x, 0)),
 }
 
