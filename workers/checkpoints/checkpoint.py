@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, ModelConfig
-from workers.checkpoints.architectures.wrapper import unwrap
+from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.architectures.wrapper import SHARED, Wrapper, module_names_inside, unwrap
 from workers.checkpoints.documents import document_file, find_document, read_fields
 from workers.checkpoints.expert_stacks import stack_layout
 from workers.checkpoints.gguf.find import gguf_path
@@ -26,6 +28,7 @@ __all__ = [
     "Quantization",
     "Weights",
     "config_digest",
+    "open_part",
     "open_weights",
     "same_text",
 ]
@@ -47,6 +50,20 @@ def open_weights(path: Path, quantize: Quantize = "none") -> Weights:
     if file is not None:
         return GgufWeights(GgufFile.open(file), quantize)
     fields, wrapper = unwrap(read_fields(path))
+    return _open_files(path, fields, wrapper, quantize)
+
+
+def open_part(path: Path, prefixes: Mapping[str, str]) -> Weights:
+    """Open the tensors of one part of a multimodal model in Hugging Face layout, such as its vision tower, whose names
+    begin with one of these prefixes; each has another prefix instead, as in `Wrapper.inside`. Raises what
+    `open_weights` raises."""
+    part = Wrapper({}, prefixes, ("",))
+    fields = read_fields(path)
+    own = {name: module_names_inside(fields.values[name], part) for name in SHARED if name in fields.values}
+    return _open_files(path, Fields(fields.file, own), part, "none")
+
+
+def _open_files(path: Path, fields: Fields, wrapper: Wrapper | None, quantize: Quantize) -> Weights:
     stacks = stack_layout(fields.get("model_type"))
     low_bits = parse_low_bits(fields.file, fields.values)
     if low_bits is not None:

@@ -13,6 +13,11 @@ them (`biases` of the struct):
 - `norm.weight`, `norm.bias` (if `last_norm`)
 - `merger.norm`, `merger.up`, `merger.down`, and the same for each tap as `taps.N.norm` and so on, with N from 0
 - `standard.bias`, `standard.scale` [hidden] (if `standardize`)
+- `positions.weight`, which only the host reads: [rows * columns, hidden], or for `axes` [2, rows, hidden], the table of
+  rows and that of columns
+
+`workers.vision.parameters` lists them with their shapes. Where the checkpoint lacks a part, it is there with values that
+change nothing: `patch.bias` (if `biases`) of zeros, and the weights of RMS norms of ones.
 
 The lanes of queries and keys are ordered so that the rotation of lane i is with lane i + head_dim / 2, by the angle
 i of `angles` [patches, head_dim / 2]: weights of families with another order are permuted when they are read.
@@ -63,7 +68,7 @@ class VisionConfig:
     gated: bool
     """The MLP has a gate, which the activation is applied to."""
     biases: bool
-    """Attention and MLP have biases."""
+    """Patches, attention and MLP have biases."""
     scale: float
     """Multiplies the products of queries and keys."""
     group: int
@@ -78,6 +83,11 @@ class VisionConfig:
     rope_theta: float = 0.0
     """0 for no RoPE. Otherwise the first half of the angles is of the row of the patch, the second of its column; base
     and angles as `workers.vision.positions` computes them."""
+    columns_first: bool = False
+    """The first half of the angles is of the column, and the second of the row: Gemma 4."""
+    clipped: bool = False
+    """Inputs and outputs of the matrices q, k, v, o, up, gate and down are clipped to ranges: Gemma 4 E2B and E4B. Each has
+    `layers.N.MATRIX.clip` [4]: the least and the greatest input, the least and the greatest output."""
     table: tuple[int, int] | None = None
     """Rows and columns of the table of positions; None for no table."""
     table_kind: Literal["fixed", "interpolated", "resized", "axes"] = "fixed"

@@ -32,6 +32,8 @@ LLAVA_AROUND = ("vision_tower.", "multi_modal_", "model.vision_tower.", "model.m
 QWEN = {"model.language_model.": "model.", "language_model.": "", "lm_head.": "lm_head."}
 QWEN_AROUND = ("model.visual.", "visual.", "vision_tower.")
 QWEN_VL = QWEN | {name: name for name in ("model.embed_tokens.", "model.layers.", "model.norm.")}
+IDEFICS3 = {"model.text_model.": "model.", "lm_head.": "lm_head."}
+IDEFICS3_AROUND = ("model.vision_model.", "model.connector.")
 GEMMA4_PARTS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
 WRAPPERS: Mapping[str, Wrapper] = {
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "gemma3_text"}, LLAVA, LLAVA_AROUND),
@@ -58,6 +60,11 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "Qwen3_5MoeForConditionalGeneration": Wrapper(
         {"qwen3_5_moe_text": "qwen3_5_moe_text"}, QWEN | {"mtp.": "mtp."}, QWEN_AROUND
     ),
+    "Lfm2VlForConditionalGeneration": Wrapper({"lfm2": "lfm2"}, LLAVA, LLAVA_AROUND),
+    **{
+        f"{name}ForConditionalGeneration": Wrapper({"llama": "llama"}, IDEFICS3, IDEFICS3_AROUND)
+        for name in ("Idefics3", "SmolVLM")
+    },
 }
 """The wrappers by `architectures` of config.json. Gemma 3 is published so from 4B on, Qwen 3.5 in all sizes."""
 SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization", "quantization_config")
@@ -83,7 +90,7 @@ def unwrap(fields: Fields) -> tuple[Fields, Wrapper | None]:
     family = _family_inside(fields if text is None else text, wrapper)
     if wrapper.sections:
         values = {name: _without_sections(each) if name in PLANS else each for name, each in values.items()}
-    shared = {name: _inside(fields.values[name], wrapper) for name in SHARED if name in fields.values}
+    shared = {name: module_names_inside(fields.values[name], wrapper) for name in SHARED if name in fields.values}
     known = {"architectures": [FAMILIES[family].architecture], "model_type": family}
     return Fields(fields.file, shared | dict(values) | known, prefix="" if text is None else "text_config."), wrapper
 
@@ -110,7 +117,7 @@ def _without_sections(plan: Any) -> Any:
     return {name: "default" if value == "mrope" else value for name, value in kept.items()}
 
 
-def _inside(value: Any, wrapper: Wrapper) -> Any:
+def module_names_inside(value: Any, wrapper: Wrapper) -> Any:
     """Rename modules in a value as they are named in the language model."""
     if not isinstance(value, dict):
         return value

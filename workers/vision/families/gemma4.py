@@ -1,0 +1,116 @@
+"""The tower of Gemma 4."""
+
+import numpy as np
+
+from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
+from workers.vision.config import Merger, VisionConfig
+from workers.vision.families.family import Array, Source, Sources, VisionFamily, activation, ones
+from workers.vision.preparation.gemma4 import Gemma4Preparer
+
+MATRICES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+NORMS = {
+    "norm1": "input_layernorm",
+    "norm2": "pre_feedforward_layernorm",
+    "post1": "post_attention_layernorm",
+    "post2": "post_feedforward_layernorm",
+}
+RANGES = ("input_min", "input_max", "output_min", "output_max")
+
+
+def _read(fields: Fields, model: ModelConfig) -> VisionConfig | None:
+    vision = fields.section("vision_config")
+    if vision is None:
+        return None
+    hidden, heads = vision.integer("hidden_size", 768), vision.integer("num_attention_heads", 12, most=MAX_PARTS)
+    lanes, eps = vision.integer("head_dim", 64, most=1024), vision.number("rms_norm_eps", 1e-6)
+    if lanes % 4:
+        raise vision.error("head_dim", f"{lanes} lanes are no multiple of 4, which two axes of RoPE need")
+    if vision.integer("num_key_value_heads", 12, most=MAX_PARTS) != heads:
+        raise vision.error("num_key_value_heads", "is not num_attention_heads, which is not supported")
+    if vision.flag("attention_bias", False):
+        raise vision.error("attention_bias", "true is not supported")
+    plan = vision.section("rope_parameters")
+    if plan is not None and plan.get("rope_type", "axial") not in ("axial", "default"):
+        raise plan.error("rope_type", f"{plan.get('rope_type')!r} is not supported, only axial")
+    size = vision.integer("position_embedding_size", 10 * 1024)
+    text = fields.section("text_config")
+    sees = text is not None and text.get("use_bidirectional_attention") == "vision"
+    return VisionConfig(
+        family="gemma4",
+        patch_values=3 * vision.integer("patch_size", 16, most=256) ** 2,
+        layers=vision.integer("num_hidden_layers", 16, most=MAX_PARTS),
+        hidden=hidden,
+        heads=heads,
+        head_dim=lanes,
+        mlp=vision.integer("intermediate_size", 3072),
+        norm="rms",
+        eps=eps,
+        activation=activation(vision, "hidden_activation", "gelu_pytorch_tanh"),
+        gated=True,
+        biases=False,
+        scale=1.0,
+        group=vision.integer("pooling_kernel_size", 3, most=16) ** 2,
+        merger=Merger("mean", "rms", False, eps, 0, None, False, scale=hidden**0.5),
+        output=model.hidden_size,
+        qk_norm=True,
+        sandwich=True,
+        rope_theta=100.0 if plan is None else plan.number("rope_theta", 100.0),
+        columns_first=True,
+        clipped=vision.flag("use_clipped_linears", False),
+        table=(size, size),
+        table_kind="axes",
+        standardize=vision.flag("standardize", False),
+        bidirectional="windowed" if sees else "none",
+    )
+
+
+def _sources(config: VisionConfig) -> Sources:
+    rotated, swapped = lambda tensor: _lanes(tensor, config.head_dim), lambda tensor: tensor[::-1]
+    found: Sources = {
+        "patch.weight": Source(("tower.patch_embedder.input_proj.weight",)),
+        "positions.weight": Source(("tower.patch_embedder.position_embedding_table",), swapped),
+        "merger.norm.weight": ones(config.hidden),
+        "merger.down.weight": Source(("embedder.embedding_projection.weight",)),
+    }
+    if config.standardize:
+        found |= {f"standard.{name}": Source((f"tower.std_{name}",)) for name in ("bias", "scale")}
+    for layer in range(config.layers):
+        own, stored = f"layers.{layer}", f"tower.encoder.layers.{layer}"
+        found |= {f"{own}.{name}.weight": Source((f"{stored}.{each}.weight",)) for name, each in NORMS.items()}
+        for name, each in MATRICES.items():
+            change = rotated if name in ("q", "k") else None
+            found[f"{own}.{name}.weight"] = Source((f"{stored}.{each}.linear.weight",), change)
+            if config.clipped:
+                ranges = tuple(f"{stored}.{each}.{end}" for end in RANGES)
+                found[f"{own}.{name}.clip"] = Source(ranges, _stacked)
+        for name in ("q_norm", "k_norm"):
+            found[f"{own}.{name}.weight"] = Source((f"{stored}.self_attn.{name}.weight",), rotated)
+    return found
+
+
+def _lanes(tensor: Array, head_dim: int) -> Array:
+    """Order the lanes of heads, [column, column, row, row] in quarters that are rotated in pairs, as the canonical
+    rotation pairs them: the first quarter and the third, the second and the fourth."""
+    quarters = tensor.reshape(-1, 4, head_dim // 4, *tensor.shape[1:])
+    return quarters[:, [0, 2, 1, 3]].reshape(tensor.shape)
+
+
+def _stacked(*ranges: Array) -> Array:
+    return np.array([each.astype(np.float32).reshape(()) for each in ranges], np.float32)
+
+
+PREFIXES = {
+    f"{outer}{stored}": own
+    for outer in ("model.", "")
+    for stored, own in (("vision_tower.", "tower."), ("embed_vision.", "embedder."))
+}
+GEMMA4 = VisionFamily(PREFIXES, _read, _sources, Gemma4Preparer.of)

@@ -1,0 +1,200 @@
+"""The towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
+
+import math
+
+from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
+from workers.vision.config import Merger, VisionConfig
+from workers.vision.families.family import (
+    Source,
+    Sources,
+    VisionFamily,
+    activation,
+    flat_kernel,
+    head_size,
+    renamed,
+    required,
+    third,
+    zeros,
+)
+from workers.vision.preparation.qwen import QwenPreparer
+
+CHANNELS = 3
+EPS = 1e-6
+"""The epsilon of all norms."""
+THETA = 10000.0
+SECTIONS = {"qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10), "qwen3_5_moe": (11, 11, 10)}
+"""The sections of M-RoPE of families whose config.json may leave them out."""
+
+
+def _read_qwen3(fields: Fields, model: ModelConfig) -> VisionConfig:
+    """Read the tower of Qwen3-VL, or that of Qwen3.5, which has no deep stack."""
+    vision = required(fields, "vision_config")
+    hidden, heads, depth = vision.integer("hidden_size"), vision.integer("num_heads", most=MAX_PARTS), _depth(vision)
+    group = vision.integer("spatial_merge_size", 2, most=16) ** 2
+    lanes = head_size(vision, "num_heads", hidden, heads)
+    side = math.isqrt(vision.integer("num_position_embeddings", 2304))
+    merger = Merger("concat", "layer", True, EPS, hidden * group, "gelu", True)
+    taps = _layers(vision, "deepstack_visual_indexes", depth) if fields.get("model_type") == "qwen3_vl" else ()
+    return VisionConfig(
+        family=str(fields.get("model_type")),
+        patch_values=_patch_values(vision, 16),
+        layers=depth,
+        hidden=hidden,
+        heads=heads,
+        head_dim=lanes,
+        mlp=vision.integer("intermediate_size"),
+        norm="layer",
+        eps=EPS,
+        activation=activation(vision, "hidden_act", "gelu_pytorch_tanh"),
+        gated=False,
+        biases=True,
+        scale=lanes**-0.5,
+        group=group,
+        merger=merger,
+        output=_output(vision, "out_hidden_size", model),
+        rope_theta=THETA,
+        table=(side, side),
+        table_kind="interpolated",
+        taps=taps,
+        tap_merger=Merger("concat", "layer", False, EPS, hidden * group, "gelu", True) if taps else None,
+        mrope=_sections(fields),
+        mrope_interleaved=True,
+    )
+
+
+def _read_qwen2_5(fields: Fields, model: ModelConfig) -> VisionConfig:
+    vision = required(fields, "vision_config")
+    hidden, heads, depth = vision.integer("hidden_size"), vision.integer("num_heads", most=MAX_PARTS), _depth(vision)
+    group = vision.integer("spatial_merge_size", 2, most=16) ** 2
+    lanes = head_size(vision, "num_heads", hidden, heads)
+    return VisionConfig(
+        family="qwen2_5_vl",
+        patch_values=_patch_values(vision, 14),
+        layers=depth,
+        hidden=hidden,
+        heads=heads,
+        head_dim=lanes,
+        mlp=vision.integer("intermediate_size"),
+        norm="rms",
+        eps=EPS,
+        activation=activation(vision, "hidden_act", "silu"),
+        gated=True,
+        biases=True,
+        scale=lanes**-0.5,
+        group=group,
+        merger=Merger("concat", "rms", True, EPS, hidden * group, "gelu", True),
+        output=_output(vision, "out_hidden_size", model),
+        rope_theta=THETA,
+        full_layers=frozenset(_layers(vision, "fullatt_block_indexes", depth)),
+        mrope=_sections(fields),
+    )
+
+
+def _read_qwen2(fields: Fields, model: ModelConfig) -> VisionConfig:
+    vision = required(fields, "vision_config")
+    hidden, heads = vision.integer("embed_dim"), vision.integer("num_heads", most=MAX_PARTS)
+    group = vision.integer("spatial_merge_size", 2, most=16) ** 2
+    lanes = head_size(vision, "num_heads", hidden, heads)
+    return VisionConfig(
+        family="qwen2_vl",
+        patch_values=_patch_values(vision, 14),
+        layers=_depth(vision),
+        hidden=hidden,
+        heads=heads,
+        head_dim=lanes,
+        mlp=int(hidden * vision.number("mlp_ratio", 4)),
+        norm="layer",
+        eps=EPS,
+        activation=activation(vision, "hidden_act", "quick_gelu"),
+        gated=False,
+        biases=True,
+        scale=lanes**-0.5,
+        group=group,
+        merger=Merger("concat", "layer", True, EPS, hidden * group, "gelu", True),
+        output=_output(vision, "hidden_size", model),
+        rope_theta=THETA,
+        mrope=_sections(fields),
+    )
+
+
+def _depth(vision: Fields) -> int:
+    return vision.integer("depth", most=MAX_PARTS)
+
+
+def _patch_values(vision: Fields, patch: int) -> int:
+    """Numbers of a patch of some frames; an image is repeated in all of them."""
+    if vision.get("in_channels", vision.get("in_chans", CHANNELS)) != CHANNELS:
+        raise vision.error("in_channels", f"is not {CHANNELS}, which is not supported")
+    frames = vision.integer("temporal_patch_size", 2, most=16)
+    return CHANNELS * frames * vision.integer("patch_size", patch, most=256) ** 2
+
+
+def _output(vision: Fields, name: str, model: ModelConfig) -> int:
+    if (output := vision.integer(name)) != model.hidden_size:
+        raise vision.error(name, f"is {output}, but the language model has a hidden size of {model.hidden_size}")
+    return output
+
+
+def _layers(vision: Fields, name: str, depth: int) -> tuple[int, ...]:
+    """Read a list of layers in rising order."""
+    value = vision.get(name, [])
+    numbers = isinstance(value, list) and all(isinstance(each, int) and 0 <= each < depth for each in value)
+    if not numbers or value != sorted(set(value)):
+        raise vision.error(name, f"is not a list of layers from 0 to {depth - 1}, in rising order")
+    return tuple(value)
+
+
+def _sections(fields: Fields) -> tuple[int, ...]:
+    """Read the angles of the language model that belong to time, row and column."""
+    text = fields.section("text_config") or fields
+    plan = text.section("rope_parameters") or text.section("rope_scaling")
+    value = None if plan is None else plan.get("mrope_section")
+    if value is None:
+        default = SECTIONS.get(str(fields.get("model_type")))
+        if default is None:
+            raise (plan or text).error("mrope_section", "is missing, which images need")
+        return default
+    assert plan is not None  # the value is in it
+    if not isinstance(value, list) or len(value) != 3 or not all(isinstance(each, int) and each > 0 for each in value):
+        raise plan.error("mrope_section", f"{value!r} is not a list of three positive integers")
+    return tuple(value)
+
+
+def _block_sources(config: VisionConfig, mlp: dict[str, str]) -> Sources:
+    found: Sources = {"patch.weight": Source(("patch_embed.proj.weight",), flat_kernel)}
+    for layer in range(config.layers):
+        own, stored = f"layers.{layer}", f"blocks.{layer}"
+        norms = {f"{own}.{name}": f"{stored}.{name}" for name in ("norm1", "norm2")}
+        found |= renamed(norms, biased=config.norm == "layer")
+        found |= renamed({f"{own}.o": f"{stored}.attn.proj"})
+        found |= renamed({f"{own}.{name}": f"{stored}.mlp.{each}" for name, each in mlp.items()})
+        for index, name in enumerate("qkv"):
+            for end in ("weight", "bias"):
+                found[f"{own}.{name}.{end}"] = Source((f"{stored}.attn.qkv.{end}",), third(index))
+    return found
+
+
+def _sources_qwen3(config: VisionConfig) -> Sources:
+    found = _block_sources(config, {"up": "linear_fc1", "down": "linear_fc2"})
+    found |= {"patch.bias": Source(("patch_embed.proj.bias",)), "positions.weight": Source(("pos_embed.weight",))}
+    mergers = {"merger": "merger"} | {f"taps.{tap}": f"deepstack_merger_list.{tap}" for tap in range(len(config.taps))}
+    for own, stored in mergers.items():
+        parts = {"norm": "norm", "up": "linear_fc1", "down": "linear_fc2"}
+        found |= renamed({f"{own}.{name}": f"{stored}.{each}" for name, each in parts.items()})
+    return found
+
+
+def _sources_qwen2(config: VisionConfig) -> Sources:
+    gated = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    found = _block_sources(config, gated if config.gated else {"up": "fc1", "down": "fc2"})
+    found["patch.bias"] = zeros(config.hidden)
+    found |= renamed({"merger.norm": "merger.ln_q"}, biased=config.norm == "layer")
+    return found | renamed({"merger.up": "merger.mlp.0", "merger.down": "merger.mlp.2"})
+
+
+PREFIXES = {"model.visual.": "", "visual.": "", "vision_tower.": ""}
+"""As published, and as MLX's converters write them."""
+QWEN3 = VisionFamily(PREFIXES, _read_qwen3, _sources_qwen3, QwenPreparer.of)
+QWEN2_5 = VisionFamily(PREFIXES, _read_qwen2_5, _sources_qwen2, QwenPreparer.of)
+QWEN2 = VisionFamily(PREFIXES, _read_qwen2, _sources_qwen2, QwenPreparer.of)

@@ -1,0 +1,24 @@
+"""The families of vision towers by `architectures` of config.json."""
+
+from collections.abc import Mapping
+
+from workers.vision.families.family import VisionFamily
+from workers.vision.families.gemma4 import GEMMA4
+from workers.vision.families.qwen import QWEN2, QWEN2_5, QWEN3
+from workers.vision.families.siglip import GEMMA3_FAMILY, IDEFICS3_FAMILY, LFM2_FAMILY
+
+VISION_FAMILIES: Mapping[str, VisionFamily] = {
+    f"{name}ForConditionalGeneration": family
+    for name, family in {
+        "Gemma3": GEMMA3_FAMILY,
+        "Gemma4": GEMMA4,
+        "Idefics3": IDEFICS3_FAMILY,
+        "Lfm2Vl": LFM2_FAMILY,
+        "Qwen2VL": QWEN2,
+        "Qwen2_5_VL": QWEN2_5,
+        "Qwen3VL": QWEN3,
+        "Qwen3_5": QWEN3,
+        "Qwen3_5Moe": QWEN3,
+        "SmolVLM": IDEFICS3_FAMILY,
+    }.items()
+}

@@ -1,0 +1,122 @@
+"""The preprocessing of one checkpoint's images: from files to patches, and the text that stands for them in prompts."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.request import Image, ImageDetail
+from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.checkpoint import config_digest
+from workers.checkpoints.documents import find_document
+from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
+from workers.vision.config import VisionConfig
+from workers.vision.decode import decode, upright_size
+from workers.vision.patches import ImagePatches
+from workers.vision.preparation.preparer import Preparer
+from workers.vision.preparation.settings import Settings
+from workers.vision.tower import Tower, find_tower
+
+PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """An image as the model takes it."""
+
+    text: str
+    """Replaces the placeholder in the rendered prompt, before it is tokenized; has the text of the image token once per
+    token."""
+    parts: tuple[ImagePatches, ...]
+    """In the order of the runs of the image token in `text`: the image, or its tiles."""
+
+
+class ImageProcessor:
+    """The preprocessing of one checkpoint. Immutable, so that threads may share it; holds no device."""
+
+    def __init__(self, config: VisionConfig, preparer: Preparer, image_token: int, digest: str) -> None:
+        """`digest` is the checkpoint's, `image_token` the id of the token that stands for a row."""
+        self.config = config
+        self.image_token = image_token
+        self._preparer = preparer
+        self._digest = digest.encode()
+
+    @classmethod
+    def of(cls, checkpoint: Path) -> "ImageProcessor | None":
+        """Read the preprocessing of a checkpoint. None for one without a vision tower that is supported
+        (`workers.vision.tower.no_images` says why).
+
+        Raises `CheckpointError` for settings that are not supported, which names the file and the field.
+        """
+        tower = find_tower(checkpoint)
+        return None if tower is None else cls.of_tower(tower)
+
+    @classmethod
+    def of_tower(cls, tower: Tower) -> "ImageProcessor":
+        """Read the preprocessing of a checkpoint with a tower. Raises `CheckpointError`."""
+        path = tower.path
+        settings = Settings(_preprocessor(path), tower.fields, tower.config, _added_tokens(path))
+        preparer = tower.family.prepare(settings)
+        return cls(tower.config, preparer, settings.image_id(), config_digest(path))
+
+    @property
+    def placeholder(self) -> str:
+        """The text that the chat template writes for one image."""
+        return self._preparer.placeholder
+
+    @property
+    def image_text(self) -> str:
+        """The text of the image token."""
+        return self._preparer.image_token
+
+    def tokens_of(self, image: Image) -> int:
+        """Return the number of image tokens of an image, from its header alone. Raises `ImageRefused`."""
+        width, height = upright_size(image)
+        return self.tokens_of_size(width, height, image.detail)
+
+    def tokens_of_size(self, width: int, height: int, detail: ImageDetail = "auto") -> int:
+        """Return the number of image tokens of an image of these sides. Raises `ImageRefused`."""
+        sizes = self._preparer.plan(width, height, detail).sizes
+        grids = [self._preparer.layout.tokens(*size) for size in sizes]
+        return sum(rows * columns for rows, columns in grids)
+
+    def prepare(self, image: Image) -> PreparedImage:
+        """Decode and preprocess an image. Raises `ImageRefused` for a file that is broken or over a bound."""
+        preparer = self._preparer
+        picture = decode(image)
+        plan = preparer.plan(*picture.size, image.detail)
+        parts = []
+        for tile in preparer.tiles(picture, plan):
+            # The pixels and what is made of them decide on the rows, not the file: the same image in another file matches.
+            digest = hashlib.blake2b(self._digest, digest_size=16)
+            digest.update(f"{tile.width}x{tile.height} {self.config.family}".encode())
+            digest.update(tile.tobytes())
+            parts.append(preparer.layout.split(preparer.values.of(tile), digest.digest()))
+        return PreparedImage(plan.text, tuple(parts))
+
+
+def _preprocessor(path: Path) -> Fields:
+    """Read the settings of preprocessing: the section of processor_config.json that newer versions of transformers write,
+    else preprocessor_config.json. Raises `CheckpointError`."""
+    newer = find_document(path, PROCESSOR)
+    if newer is not None and newer.get("image_processor") is not None:
+        section = Fields(path / PROCESSOR, newer).section("image_processor")
+        assert section is not None  # it is there
+        return section
+    values = find_document(path, PREPROCESSOR)
+    if values is None:
+        raise CheckpointError(
+            path / PREPROCESSOR, "", "there is no such file, which images need: add it, or leave out vision"
+        )
+    return Fields(path / PREPROCESSOR, values)
+
+
+def _added_tokens(path: Path) -> dict[int, str]:
+    """Read the added tokens of the tokenizer. Raises `CheckpointError`."""
+    document = find_document(path, TOKENIZER, MAX_TABLE_BYTES) or {}
+    added = document.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
+        raise CheckpointError(path / TOKENIZER, "added_tokens", "is not a list of objects")
+    found = {each.get("id"): each.get("content") for each in added}
+    return {number: text for number, text in found.items() if isinstance(number, int) and isinstance(text, str)}
