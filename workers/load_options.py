@@ -59,6 +59,8 @@ class LoadOptions:
     """The directory of a LoRA adapter."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
+    vision: bool = True
+    """Load the vision tower of a model that has one, for images in prompts."""
     attention: bool = False
     """The queries and keys of the model can be read: what scores the prompts of another one needs them."""
     workers: int = 1

@@ -45,7 +45,7 @@ from workers.iree.device.device import Device, Results
 from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
 from workers.iree.graph_registry import GraphRegistry
 from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
-from workers.iree.model.decoder import rope_frequencies
+from workers.iree.model.decoder import embedding_scale, rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.window_ring import drafted_rows, kept_rows
@@ -53,11 +53,13 @@ from workers.iree.mtp import IreeMtpHead
 from workers.iree.rows_format import rows_format
 from workers.iree.sampler import Sampler
 from workers.iree.slot_state_buffer import SlotStateBuffer
+from workers.iree.vision.encoder import IreeVision
 from workers.iree.window_states import WindowStates
 from workers.load_options import LoadOptions, Progress
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
 from workers.vision.encoder import VisionEncoder
+from workers.vision.tower import find_tower
 
 UNREADY_ROWS = 4
 """Rows of a chunk with log-probabilities while the host computes these, which takes it some 6 ms for a row of a
@@ -94,6 +96,7 @@ class IreeRunner:
         layers = full_layers(plan.config.plan)
         if plan.queries and self._host_kv is not None and layers:
             self._attention = AttentionReader(layers, self._queries, self._keys)
+        self._vision: IreeVision | None = None
         self._mtp = None
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
@@ -176,6 +179,7 @@ class IreeRunner:
             undo.callback(building.close)
             undo.callback(runner.close)
             runner.graphs.open(building, plan.first() if background else plan.required(), progress)
+            runner._open_vision(path, progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())
@@ -198,7 +202,16 @@ class IreeRunner:
     @property
     def vision(self) -> VisionEncoder | None:
         """See `Runner.vision`."""
-        return None
+        return self._vision
+
+    def _open_vision(self, path: Path, progress: Progress) -> None:
+        """Load the vision tower, if the plan has one. Raises `CheckpointError`."""
+        graphs, tower = self._plan.tower, find_tower(path)
+        if graphs is None or tower is None:
+            return
+        module, config = self.graphs[graphs.names[0]], self._plan.config
+        scale = embedding_scale(config, self._plan.ops.dtype)
+        self._vision = IreeVision(self._device, graphs, module, tower.weights(), scale, progress)
 
     @property
     def attention(self) -> AttentionReader | None:
@@ -432,9 +445,9 @@ class IreeRunner:
         block = self._plan.block or size
         for at, run in enumerate(runs):
             rows = hidden[at * block : at * block + len(run.tokens)]
-            if (position := run.first_position) is not None:
+            if (position := run.first_position) is not None and not has_rows(run.tokens):
                 self._mtp.computed(run.slot, run.start, position, run.tokens, rows, prompt=True)
-            else:  # the head has rows at consecutive positions only
+            else:  # the head has rows of tokens at consecutive positions only
                 self._mtp.rows.forget(run.slot)
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
@@ -565,11 +578,12 @@ class IreeRunner:
             self._host_kv.forget(slot, rows)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of packed weights, KV cache, recurrent states if there are any, and all buffers that the
-        device's allocator has allocated."""
+        """Return the bytes of packed weights, KV cache, recurrent states and a vision tower if there are any, and all
+        buffers that the device's allocator has allocated."""
         states = {} if self._states is None else {"states": self._states.nbytes}
         kept = {"weights": self._archive.nbytes, "kv": sum(each.nbytes for each in self._kv)} | states
-        return kept | {"allocated": self._device.allocated}
+        vision = {} if self._vision is None else self._vision.memory()
+        return kept | vision | {"allocated": self._device.allocated}
 
     def settle(self) -> None:
         self.graphs.settle()
@@ -582,6 +596,9 @@ class IreeRunner:
         if self._mtp is not None:
             self._mtp.close()
             self._mtp = None
+        if self._vision is not None:
+            self._vision.close()
+            self._vision = None
         del self._windows, self._host_kv, self._kv, self._states, self._no_rows
         self._device.close()
         # After the device's threads have ended: who drops the last reference to the weights calls into Python.

@@ -98,6 +98,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Maximum bytes of recurrent states that are kept for prefixes, if the model has any; 0 keeps none."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
+    vision: bool = True
+    """A model that has a vision tower is loaded with it, so that prompts may have images."""
     parse_special: bool = False
     """Take control tokens in the text of chat messages for control tokens, not for text."""
     generation_config: GenerationConfig = "auto"

@@ -27,6 +27,7 @@ from workers.iree.model.plain_ops import MaterializingNumpy, PlainOps
 from workers.iree.model.state_versions import state_versions
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.vision.graphs import TowerGraphs
 from workers.sampling import logit_edits as edits
 from workers.sampling import logprobs
 from workers.sampling import sample as sampling
@@ -100,11 +101,11 @@ class GraphPlan:
             # Those with weights are one module, so that the device holds them once.
             steps = [name for group in self._steps() for name in group]
             steps += [f"{EMBEDDED}_{size}" for size in self.embedded_sizes]
-            return [(*steps, f"score_{self.score_chunk}", "copy")]
+            return [(*steps, f"score_{self.score_chunk}", "copy"), *self._tower_groups]
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
         embedded = [(f"{EMBEDDED}_{size}",) for size in self.embedded_sizes]
         decode, *others = ((f"{kind}_{sizes[-1]}",) for kind, sizes in largest)
-        return [decode, *self._queries_groups(), *others, (SAMPLE,), *embedded]
+        return [decode, *self._queries_groups(), *others, (SAMPLE,), *embedded, *self._tower_groups]
 
     def first(self) -> list[tuple[str, ...]]:
         """Return the required graphs without which nothing is served. Until the others are there, a decode graph of
@@ -194,6 +195,15 @@ class GraphPlan:
         return self.config.hidden_size if padding is None else padding.hidden.size
 
     @property
+    def tower(self) -> TowerGraphs | None:
+        """The graphs of the vision tower."""
+        return None if self.vision is None else TowerGraphs.of(self.vision, self.ops)
+
+    @property
+    def _tower_groups(self) -> list[tuple[str, ...]]:
+        return [] if self.tower is None else [self.tower.names]
+
+    @property
     def embedded_parts(self) -> int:
         """Parts of a row of embeddings, each of the hidden size: that of the first layer, and those of the deep
         stack."""
@@ -231,6 +241,8 @@ class GraphPlan:
         """Return everything that the text of `module` depends on: it is equal where this is, without tracing."""
         if SAMPLE in names:
             return "\n".join([*names, str(self.config.vocab_size), source_digest(sampling_module.__module__)])
+        if self.tower is not None and names == self.tower.names:
+            return self.tower.describe()
         plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False, vision=None))
         parts = [*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)]
         if self.vision is not None and any(name.startswith(EMBEDDED) for name in names):
@@ -238,9 +250,12 @@ class GraphPlan:
         return "\n".join(parts)
 
     def module(self, names: Sequence[str]) -> str:
-        """Return the MLIR of one module with these graphs; `SAMPLE` is one by itself."""
+        """Return the MLIR of one module with these graphs; `SAMPLE` is one by itself, and so are those of the vision
+        tower."""
         if SAMPLE in names:
             return sampling_module(SAMPLE, self.config.vocab_size)
+        if self.tower is not None and names == self.tower.names:
+            return self.tower.module()
         graphs = [self._graph(name) for name in names]
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}

@@ -465,10 +465,13 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: StepInputs) -> j
     else:
         x = ops.embedding(w["embedding"], jnp.maximum(tokens, 0))
         x = jnp.where((tokens < 0)[:, None], inputs.part(config, 0), x)
-    if config.embedding_scale == 1:
-        return x
-    kind = jnp.dtype(ops.dtype) if config.rounds_embedding_scale else np.float32
-    return x * np.asarray(config.embedding_scale, kind).astype(np.float32)
+    return x if config.embedding_scale == 1 else x * embedding_scale(config, ops.dtype)
+
+
+def embedding_scale(config: ModelConfig, dtype: str) -> np.float32:
+    """Return the factor of the embeddings of a model of this type."""
+    kind = jnp.dtype(dtype) if config.rounds_embedding_scale else np.float32
+    return np.float32(np.asarray(config.embedding_scale, kind))
 
 
 def mlp(

@@ -11,6 +11,7 @@ from workers.iree.device.buffers import DeviceBuffer
 from workers.iree.device.device import Device, Module
 from workers.iree.vision.graphs import TOWER, TowerGraphs
 from workers.iree.vision.layout import Parameters, TowerParameter
+from workers.load_options import Progress
 from workers.vision import positions
 from workers.vision.config import Merger
 from workers.vision.encoder import ImageEncoding
@@ -24,7 +25,13 @@ class IreeVision:
     """Implements `VisionEncoder`. Owned by the runner; used only by its thread."""
 
     def __init__(
-        self, device: Device, graphs: TowerGraphs, module: Module, parameters: Parameters, divisor: float = 1.0
+        self,
+        device: Device,
+        graphs: TowerGraphs,
+        module: Module,
+        parameters: Parameters,
+        divisor: float | np.float32 = 1.0,
+        progress: Progress = lambda phase, done, total: None,
     ) -> None:
         """`parameters` have canonical names and are read once. The language model multiplies rows of embeddings by
         `divisor`, as those of its table: the rows of images are divided by it."""
@@ -39,9 +46,15 @@ class IreeVision:
         """Bytes of the computations that are open."""
         put = lambda prefix, wanted: [self._weight(prefix, each, parameters) for each in wanted]  # noqa: E731
         self.patch = put("", layout.patch())
+        self.keys: list[Views]
+        self.layers: list[Views]
         layers = [f"layers.{number}." for number in range(config.layers)]
-        self.keys = [put(layer, layout.keys()) for layer in layers]
-        self.layers = [put(layer, layout.layer()) for layer in layers]
+        self.keys, self.layers = [], []
+        for number, layer in enumerate(layers):
+            progress("pack vision weights", number, len(layers))
+            self.keys.append(put(layer, layout.keys()))
+            self.layers.append(put(layer, layout.layer()))
+        progress("pack vision weights", len(layers), len(layers))
         self.merger = [*put("", layout.last()), *put("merger.", layout.merger(config.merger))]
         self.taps = [put(f"taps.{number}.", layout.merger(_tap(graphs))) for number in range(len(config.taps))]
 
