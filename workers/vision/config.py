@@ -16,8 +16,8 @@ them (`biases` of the struct):
 - `positions.weight`, which only the host reads: [rows * columns, hidden], or for `axes` [2, rows, hidden], the table of
   rows and that of columns
 
-`workers.vision.parameters` lists them with their shapes. Where the checkpoint lacks a part, it is there with values that
-change nothing: `patch.bias` (if `biases`) of zeros, and the weights of RMS norms of ones.
+`workers.vision.parameters` lists them with their shapes. What a checkpoint lacks has values that change nothing:
+`patch.bias` (if `biases`) of zeros, and the weights of RMS norms of ones.
 
 The lanes of queries and keys are ordered so that the rotation of lane i is with lane i + head_dim / 2, by the angle
 i of `angles` [patches, head_dim / 2]: weights of families with another order are permuted when they are read.
@@ -86,8 +86,8 @@ class VisionConfig:
     columns_first: bool = False
     """The first half of the angles is of the column, and the second of the row: Gemma 4."""
     clipped: bool = False
-    """Inputs and outputs of the matrices q, k, v, o, up, gate and down are clipped to ranges: Gemma 4 E2B and E4B. Each has
-    `layers.N.MATRIX.clip` [4]: the least and the greatest input, the least and the greatest output."""
+    """Inputs and outputs of the matrices q, k, v, o, up, gate and down are clipped to ranges: Gemma 4 E2B and E4B. Each
+    has `layers.N.MATRIX.clip` [4]: the least and the greatest input, the least and the greatest output."""
     table: tuple[int, int] | None = None
     """Rows and columns of the table of positions; None for no table."""
     table_kind: Literal["fixed", "interpolated", "resized", "axes"] = "fixed"

@@ -1,7 +1,7 @@
 """Decoding of image files by Pillow, within bounds.
 
-Only the format that the request names is decoded, and nothing is decoded before the sides in the file are those that the
-gateway read of its header. A picture takes at most 12 bytes of memory per pixel while it is decoded.
+Only the format that the request names is decoded, and no pixel before the sides in the file are those that the gateway
+read of its header. A picture takes at most 12 bytes of memory per pixel while it is decoded.
 """
 
 import io
@@ -40,7 +40,7 @@ def decode(image: Image) -> Pillow.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises errors of many kinds for broken files
-        raise ImageRefused(f"the {image.format} file is broken or truncated: {_reason(error)}") from error
+        raise _broken(image, error) from error
 
 
 def upright_size(image: Image) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def upright_size(image: Image) -> tuple[int, int]:
         exif = Pillow.Exif()
         exif.load(picture.info.get("exif", b""))
         sideways = exif.get(ORIENTATION) in SIDEWAYS
-    except Exception:  # as above; broken metadata do not rotate
+    except Exception:  # noqa: BLE001 - as above; broken metadata do not rotate
         sideways = False
     return picture.size[::-1] if sideways else picture.size
 
@@ -74,7 +74,7 @@ def _open(image: Image) -> Pillow.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises errors of many kinds for broken files
-        raise ImageRefused(f"the file is no {image.format} image: {_reason(error)}") from error
+        raise _broken(image, error) from error
     if picture.size != sides:
         raise _other_size(image, picture.size)
     return picture
@@ -86,10 +86,10 @@ def _other_size(image: Image, found: tuple[int, int]) -> ImageRefused:
     )
 
 
-def _reason(error: Exception) -> str:
+def _broken(image: Image, error: Exception) -> ImageRefused:
     """Describe an error of Pillow in one short line, without the address of the object that some name."""
-    text = str(error).partition("<")[0].strip().partition("\n")[0][:120]
-    return text or type(error).__name__
+    reason = str(error).partition("<")[0].strip().partition("\n")[0][:120] or type(error).__name__
+    return ImageRefused(f"the file is broken, truncated or no {image.format} image: {reason}")
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
@@ -110,9 +110,7 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 def _rgb(picture: Pillow.Image) -> Pillow.Image:
     """Convert a picture to RGB."""
     if picture.mode in _16_BITS:
-        return Pillow.fromarray((np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert(
-            "RGB"
-        )
+        return Pillow.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
     if "A" not in picture.getbands() and picture.info.get("transparency") is None:
         return picture if picture.mode == "RGB" else picture.convert("RGB")
     out = Pillow.new("RGB", picture.size)

@@ -1,7 +1,7 @@
 """Positions of tokens on three axes, time, row and column, for language models with M-RoPE.
 
-After `get_rope_index` of transformers' Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, for images: a text counts on all three
-axes alike; the tokens of an image have the same time, and the text behind it continues after its longer side.
+After `get_rope_index` of transformers' Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, for images: a text counts equally on
+all three axes; the tokens of an image have the same time, and the text behind it continues after its longer side.
 """
 
 from collections.abc import Sequence

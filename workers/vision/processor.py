@@ -88,7 +88,7 @@ class ImageProcessor:
         plan = preparer.plan(*picture.size, image.detail)
         parts = []
         for tile in preparer.tiles(picture, plan):
-            # The pixels and what is made of them decide on the rows, not the file: the same image in another file matches.
+            # Of the pixels, not the file: the same image in another file has the same rows.
             digest = hashlib.blake2b(self._digest, digest_size=16)
             digest.update(f"{tile.width}x{tile.height} {self.config.family}".encode())
             digest.update(tile.tobytes())
@@ -97,8 +97,8 @@ class ImageProcessor:
 
 
 def _preprocessor(path: Path) -> Fields:
-    """Read the settings of preprocessing: the section of processor_config.json that newer versions of transformers write,
-    else preprocessor_config.json. Raises `CheckpointError`."""
+    """Read the settings of preprocessing: the section of processor_config.json that transformers 5 writes, else
+    preprocessor_config.json. Raises `CheckpointError`."""
     newer = find_document(path, PROCESSOR)
     if newer is not None and newer.get("image_processor") is not None:
         section = Fields(path / PROCESSOR, newer).section("image_processor")

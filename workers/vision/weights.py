@@ -15,8 +15,8 @@ from workers.vision.parameters import Shape, parameter_shapes
 
 
 class VisionWeights(Mapping[str, NDArray[Any]]):
-    """A tower's parameters by canonical names (`workers.vision.config`), in the types of the checkpoint: float32, float16
-    or bfloat16; quantized ones are dequantized. Each access reads the file."""
+    """A tower's parameters by canonical names (`workers.vision.config`), in the types of the checkpoint: float32,
+    float16 or bfloat16; quantized ones are dequantized. Each access reads the file."""
 
     def __init__(self, path: Path, family: VisionFamily, config: VisionConfig) -> None:
         """Raises `CheckpointError` for files that cannot be read, and for a tensor that is missing."""
@@ -41,7 +41,7 @@ class VisionWeights(Mapping[str, NDArray[Any]]):
         return np.ascontiguousarray(parameter)
 
     def stored(self, name: str) -> tuple[str, ...]:
-        """Return the tensors of which a parameter is made, within the tower; empty for one that the checkpoint lacks."""
+        """Return the tensors of which a parameter is made, within the tower; empty for what the checkpoint lacks."""
         return self._sources[name].tensors
 
     def __iter__(self) -> Iterator[str]:

@@ -28,7 +28,7 @@ class Source:
     """The place of a parameter in a checkpoint."""
 
     tensors: tuple[str, ...]
-    """The names of the tensors that it is made of, within the tower's prefixes; empty for ones that the checkpoint lacks."""
+    """The names of the tensors that it is made of, within the tower's prefixes; empty for what the checkpoint lacks."""
     change: Callable[..., Array] | None = None
     """Makes the parameter of the tensors; None if it is the only one, unchanged."""
 
@@ -68,7 +68,7 @@ def required(fields: Fields, name: str) -> Fields:
 
 
 def head_size(fields: Fields, name: str, hidden: int, heads: int) -> int:
-    """Return the lanes of a head. Raises `CheckpointError` if heads do not divide the hidden size, or have an odd size."""
+    """Return the lanes of a head. Raises `CheckpointError` if heads do not divide the hidden size into even parts."""
     if hidden % (2 * heads):
         raise fields.error(name, f"{heads} heads do not divide a hidden size of {hidden} into even parts")
     return hidden // heads

@@ -68,7 +68,8 @@ class PatchLayout:
         return np.ascontiguousarray(np.broadcast_to(channels, shape)).reshape(len(flat), -1)
 
     def _windows(self, rows: int, columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the tokens ordered by windows, and the window of each: after transformers' `get_vision_window_index`."""
+        """Return the tokens ordered by windows, and the window of each. After `get_vision_window_index` of
+        transformers."""
         row, column = np.divmod(np.arange(rows * columns), columns)
         across = -(-columns // self.window)
         numbers = row // self.window * across + column // self.window

@@ -1,0 +1,130 @@
+"""Image processors of transformers, without torchvision."""
+
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+Inputs = dict[str, Any]
+"""The arguments of `get_image_features`, beside the numbers of rows and columns of tiles that text is made of."""
+PIL_MODULES = {
+    "gemma3": "gemma3.image_processing_pil_gemma3.Gemma3",
+    "gemma4": "gemma4.image_processing_pil_gemma4.Gemma4",
+    "qwen2_5_vl": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
+    "qwen2_vl": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
+    "qwen3_5": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
+    "qwen3_vl": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
+    "smolvlm": "smolvlm.image_processing_pil_smolvlm.SmolVLM",
+}
+"""The image processors on Pillow, by family."""
+
+
+def image_processor(family: str, path: Path) -> Any:
+    """Return the image processor of a checkpoint; that of LFM2-VL, which has none on Pillow, resizes by Pillow too."""
+    settings = json.loads((path / "preprocessor_config.json").read_text())
+    if family == "lfm2_vl":
+        return _lfm2_processor(settings)
+    module, _, name = f"transformers.models.{PIL_MODULES[family]}".rpartition(".")
+    return getattr(importlib.import_module(module), f"{name}ImageProcessorPil")(**settings)
+
+
+def process(family: str, path: Path, image: Pillow.Image) -> tuple[Inputs, Inputs]:
+    """Return the arguments of `get_image_features` for an image, and what else transformers' processor gets."""
+    processor = image_processor(family, path)
+    if family == "lfm2_vl":
+        outputs = dict(processor.run(image))
+    elif family == "smolvlm":
+        outputs = dict(processor(images=[image], return_tensors="pt", return_row_col_info=True))
+    else:
+        outputs = dict(processor(images=[image], return_tensors="pt"))
+    others = ("num_crops", "num_soft_tokens_per_image", "rows", "cols", "image_rows", "image_cols", "image_sizes")
+    extra = {name: outputs.pop(name) for name in others if name in outputs}
+    return outputs, extra | {name: each for name, each in outputs.items() if name == "image_grid_thw"}
+
+
+def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> tuple[str, str]:
+    """Return the placeholder of an image in transformers' processor, and the text that it puts in its place."""
+    _, extra = process(family, path, image)
+    names = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "gemma3": "Gemma3", "gemma4": "Gemma4"}
+    if family == "smolvlm":
+        module = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
+        rows, columns = extra["rows"][0][0], extra["cols"][0][0]
+        text = module.get_image_prompt_string(rows, columns, 4, "<fake_token_around_image>", "<image>", "<global-img>")
+        return "<image>", text
+    if family == "lfm2_vl":
+        module = importlib.import_module("transformers.models.lfm2_vl.processing_lfm2_vl")
+        processor = module.Lfm2VlProcessor.__new__(module.Lfm2VlProcessor)
+        processor.image_processor = image_processor(family, path)
+        tokens = ("image", "image_start", "image_end")
+        for name, token in zip(tokens, ("<image>", "<|image_start|>", "<|image_end|>"), strict=True):
+            setattr(processor, f"{name}_token", token)
+        processor.image_thumbnail_token = "<|img_thumbnail|>"
+        return "<image>", processor.replace_image_token(extra, 0, use_image_special_tokens=True)
+    name = names.get(family, "Qwen2VL" if family == "qwen2_vl" else "Qwen3VL")
+    module = importlib.import_module(f"transformers.models.{name.lower() if name[0] == 'G' else _snake(name)}")
+    source = importlib.import_module(f"{module.__name__}.processing_{module.__name__.rpartition('.')[2]}")
+    kind = getattr(source, f"{name}Processor")
+    processor = kind.__new__(kind)
+    processor.image_processor = image_processor(family, path)
+    if family == "gemma3":
+        inner = tokenizer.image_token * 4
+        processor.full_image_sequence = f"\n\n{tokenizer.boi_token}{inner}{tokenizer.eoi_token}\n\n"
+        return tokenizer.boi_token, processor.replace_image_token(extra, 0)
+    processor.image_token = tokenizer.image_token if family == "gemma4" else "<|image_pad|>"
+    if family == "gemma4":
+        processor.boi_token, processor.eoi_token = tokenizer.boi_token, tokenizer.eoi_token
+    return processor.image_token, processor.replace_image_token(extra, 0)
+
+
+def _snake(name: str) -> str:
+    return {"Qwen2_5_VL": "qwen2_5_vl", "Qwen3VL": "qwen3_vl", "Qwen2VL": "qwen2_vl"}[name]
+
+
+def _lfm2_processor(settings: dict[str, Any]) -> Any:
+    """Return transformers' processor of LFM2-VL with Pillow's resizing in place of torchvision's, which it is written
+    for. Its code is imported with an empty module under torchvision's name."""
+    name = "transformers.models.lfm2_vl.image_processing_lfm2_vl"
+    with pytest.MonkeyPatch.context() as patch:
+        for part in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
+            module = types.ModuleType(part)
+            module.functional = None  # type: ignore[attr-defined]
+            patch.setitem(sys.modules, part, module)
+        patch.delitem(sys.modules, name, raising=False)
+        source = importlib.import_module(name)
+    sys.modules.pop(name, None)
+
+    class OnPillow(source.Lfm2VlImageProcessor):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            self.__dict__.update(settings)
+
+        def run(self, image: Pillow.Image) -> Any:
+            """Preprocess one image."""
+            import torch
+
+            fields = {name: each for name, each in settings.items() if name != "size"}
+            pixels = torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
+            return self._preprocess([pixels], return_tensors="pt", disable_grouping=True, **fields)
+
+        def rescale_and_normalize(self, images: Any, *_: Any) -> Any:
+            mean, deviation = settings["image_mean"][0], settings["image_std"][0]
+            return (images.float() * settings["rescale_factor"] - mean) / deviation
+
+    def resize(self: Any, image: Any, size: Any, resample: Any = None, **_: Any) -> Any:
+        import torch
+
+        resized = [
+            np.asarray(Pillow.fromarray(each.permute(1, 2, 0).numpy()).resize((size.width, size.height), resample))
+            for each in image
+        ]
+        return torch.from_numpy(np.stack(resized)).permute(0, 3, 1, 2)
+
+    # `super().resize` in transformers' class finds it there, before the one of its own base.
+    base = type("Resizing", source.Lfm2VlImageProcessor.__mro__[1:2], {"resize": resize})
+    source.Lfm2VlImageProcessor.__bases__ = (base,)
+    return OnPillow()
