@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.workers.iree.vision.reference_tower import random_image, random_parameters, reference_rows
+from tests.vision_tower import NumpyTower
+from tests.workers.iree.vision.prompted import finish
+from tests.workers.iree.vision.random_towers import random_image, random_parameters
 from workers.engine.runner import NotFiniteError
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.cpu import Cpu
@@ -17,7 +19,6 @@ from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.vision.encoder import IreeVision
 from workers.iree.vision.graphs import TowerGraphs
 from workers.vision.config import Merger, VisionConfig
-from workers.vision.encoder import ImageEncoding
 
 EACH = Merger("concat", "layer", True, 1e-6, 24, "gelu", True)
 QWEN3 = VisionConfig(
@@ -111,14 +112,6 @@ def tower(device: Device, cache_dir: Path, config: VisionConfig, dtype: str, *, 
     return IreeVision(device, graphs, module, random_parameters(config))
 
 
-def finish(encoding: ImageEncoding) -> np.ndarray:
-    for part in range(encoding.parts):
-        assert encoding.advance() is (part == encoding.parts - 1)
-    rows = encoding.rows()
-    encoding.close()
-    return rows
-
-
 @pytest.mark.parametrize("name", TOWERS)
 def test_rows_are_those_of_numpy(name: str, device: Device, cache_dir: Path) -> None:
     config = TOWERS[name]
@@ -127,7 +120,7 @@ def test_rows_are_those_of_numpy(name: str, device: Device, cache_dir: Path) -> 
     # One block, and more than one, of which the last one is not whole.
     for rows, columns in ((2, 3), (9, 8)):
         image = random_image(config, min(rows, 40 // config.group), columns, windows=windows)
-        expected = reference_rows(config, random_parameters(config), image)
+        expected = NumpyTower(config, random_parameters(config)).rows(image)
         found = finish(vision.begin(image))
         assert found.shape == (image.count, vision.width)
         np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
