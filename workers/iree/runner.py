@@ -671,7 +671,9 @@ def _rows_of(chunk: Chunk, last: SampleSpec | None = None) -> list[DecodeRow]:
     """Return the rows of a chunk as those of a decode step; the last one is sampled by `last`."""
     none = SampleSpec(Sampling(), 0)
     # Those of a token are the same on all axes.
-    positions = [chunk.position_at(at) if chunk.axes is None else int(chunk.axes[0, at]) for at in range(len(chunk.tokens))]
+    positions = [
+        chunk.position_at(at) if chunk.axes is None else int(chunk.axes[0, at]) for at in range(len(chunk.tokens))
+    ]
     rows = [
         DecodeRow(chunk.slot, token, chunk.start + at, positions[at], none)
         for at, token in enumerate(chunk.tokens[:-1])

@@ -173,7 +173,9 @@ class _Encoding:
             yield
         cache = tower.cache()  # the host's memory, which the view does not keep
         kv, angles = cache.view, [self._turned(start) for start in self._starts]
-        places = [tower.upload(np.arange(start, start + tower.graphs.block, dtype=np.int32)[None]) for start in self._starts]
+        places = [
+            tower.upload(np.arange(start, start + tower.graphs.block, dtype=np.int32)[None]) for start in self._starts
+        ]
         full, windowed = self._spans(None), self._spans(self._image.windows)
         for layer in range(config.layers):
             queries: Views = []

@@ -93,7 +93,8 @@ class DraftPlan:
 
 
 def draft_spec(spec: WorkerSpec) -> WorkerSpec:
-    """Return the specification of a worker with the draft model alone, which computes no rows of embeddings and no images."""
+    """Return the specification of a worker with the draft model alone, which computes no rows of embeddings or
+    images."""
     return replace(
         spec,
         model_path=spec.draft_model,

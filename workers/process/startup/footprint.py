@@ -9,11 +9,11 @@ from workers.checkpoints.memory_estimate import estimate_weights
 from workers.process.backends import choose_backend, served_config, slots_of
 from workers.process.spec import WorkerSpec
 from workers.process.startup.context_choice import (
-    kind_of,
     ContextChoice,
     addressed_rows,
     allocates_cache,
     both_row_bytes,
+    kind_of,
     ring_bytes,
 )
 from workers.process.startup.state_sizes import all_states_bytes

@@ -79,14 +79,23 @@ class Prompted:
     def chunk(self, slot: int = 0) -> Chunk:
         return Chunk(slot, self.tokens, 0, 0, self.rows, axes=self.axes, ends=self.ends)
 
-    def prefill(self, runner: IreeRunner, lengths: Sequence[int], slot: int = 0) -> int | None:
-        """Compute the prompt in chunks, the last of which is the rest; return the first token of the answer."""
+    def prefill(
+        self, runner: IreeRunner, lengths: Sequence[int], slot: int = 0, beside: "tuple[Prompted, int] | None" = None
+    ) -> int | None:
+        """Compute the prompt in chunks, the last of which is the rest, in one call with all of a prompt `beside` it, in
+        another slot; return the first token of the answer."""
         chunk, at = self.chunk(slot), 0
         for length in lengths:
             runner.prefill([chunk.part(at, length)], [None])
             at += length
-        (token,) = runner.prefill([chunk.part(at, len(self.tokens))], [GREEDY])
-        return token
+        others = [] if beside is None else [beside[0].chunk(beside[1])]
+        last = [*others, chunk.part(at, len(self.tokens))]
+        return runner.prefill(last, [*(None for _ in others), GREEDY])[-1]
+
+    def kept(self, runner: IreeRunner, slot: int) -> bytes:
+        """Return what the runner keeps of the prompt: its rows, and its recurrent state if there is one."""
+        state = bytes(runner.read_state(slot)) if runner.capabilities.state_bytes else b""
+        return bytes(runner.read_rows(slot, 0, len(self.tokens))) + state
 
     def answer(self, runner: IreeRunner, token: int | None, count: int, slot: int = 0) -> list[int]:
         """Return `count` greedy tokens, the first of which is given."""

@@ -26,7 +26,9 @@ def random_parameters(config: VisionConfig, seed: int = 0) -> Parameters:
     return {name: values(name, shape) for name, shape in parameter_shapes(config).items()}
 
 
-def random_image(config: VisionConfig, rows: int, columns: int, *, windows: bool = False, seed: int = 0) -> ImagePatches:
+def random_image(
+    config: VisionConfig, rows: int, columns: int, *, windows: bool = False, seed: int = 0
+) -> ImagePatches:
     """An image of so many groups of patches; with `windows` each has two or three groups."""
     side = math.isqrt(config.group)
     rng, count = np.random.default_rng(seed), rows * columns * config.group

@@ -9,7 +9,6 @@ import pytest
 from tests.vision_tower import NumpyTower
 from tests.workers.iree.vision.prompted import finish
 from tests.workers.iree.vision.random_towers import random_image, random_parameters
-from workers.engine.runner import NotFiniteError
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device

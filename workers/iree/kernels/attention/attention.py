@@ -25,7 +25,8 @@ def attention(name: str, kind: Attention, *, live: bool = False) -> str:
     (, sinks f32 [query_heads]) (, live i32 [1]) -> packed words [batch * tokens, row_stride] of width query_heads *
     value_dim, of which the first `live` rows are computed.
 
-    A row sees the cache's rows up to its own, or those of its span. Weights are summed as they were rounded for the weighted sum.
+    A row sees the cache's rows up to its own, or those of its span. Weights are summed as they were rounded for the
+    weighted sum.
     """
     kernel = Kernel(name, kind.partitions)
     inputs = replace(AttentionInputs.of(kind, kernel), sinks=_sinks(kernel, kind))
