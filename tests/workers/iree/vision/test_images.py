@@ -23,10 +23,13 @@ ERROR = 1e-5
 """The largest error of a logit, beside the largest logit, in float32."""
 COUNT = 6
 """Tokens of an answer."""
-OFTEN = ("gemma3", "qwen3_vl")
-"""The families whose graphs the default run compiles: between them they have a deep stack, three axes, and images that
-attend both ways."""
-EXHAUSTIVE = [pytest.param(name, marks=pytest.mark.exhaustive) for name in sorted(VISION_FAMILIES) if name not in OFTEN]
+OFTEN = "qwen3_vl"
+"""The family whose graphs the whole suite compiles: it has a deep stack, and positions on three axes."""
+CASES = [
+    pytest.param(name, marks=[] if name == OFTEN else [pytest.mark.exhaustive]) for name in sorted(VISION_FAMILIES)
+]
+LAYERS = {"lfm2_vl": 4, "qwen3_5": 4}
+"""Layers of the language models; fewer are compiled sooner."""
 
 
 class Case(NamedTuple):
@@ -50,7 +53,8 @@ def case(torch: Any, load: Load, tmp_path_factory: pytest.TempPathFactory) -> It
 
     def open_case(family: str) -> Case:
         if family not in made:
-            path = make_vision_checkpoint(tmp_path_factory.mktemp(family), family)
+            folder, layers = tmp_path_factory.mktemp(family), LAYERS.get(family, 6 if "gemma" in family else 2)
+            path = make_vision_checkpoint(folder, family, text={"num_hidden_layers": layers})
             own = ImageProcessor.of(path)
             assert own is not None
             made[family] = Case(family, path, load(path, context=CONTEXT, slots=3), own)
@@ -70,9 +74,14 @@ def ids_of(case: Case, size: tuple[int, int], text: int = 5) -> tuple[list[int],
     return [*ids, 12, 13, 14], parts
 
 
-@pytest.mark.parametrize("family", [*OFTEN, *EXHAUSTIVE])
+@pytest.mark.parametrize("family", CASES)
 def test_logits_and_tokens_are_those_of_transformers(torch: Any, family: str, case: Open) -> None:
-    mine, size = case(family), (60, 44)
+    compare(torch, case(family))
+
+
+def compare(torch: Any, mine: Case) -> None:
+    """Compare the logits behind a prompt, and an answer."""
+    family, size = mine.family, (60, 44)
     runner, (ids, parts) = mine.runner, ids_of(mine, size)
     inputs = {**process(family, mine.path, picture(*size))[0], "input_ids": torch.tensor([ids])}
     kinds = torch.tensor([[int(token == mine.own.image_token) for token in ids]])
@@ -91,7 +100,21 @@ def test_logits_and_tokens_are_those_of_transformers(torch: Any, family: str, ca
     assert prompt.answer(runner, prompt.prefill(runner, []), len(answer)) == answer
 
 
-@pytest.mark.parametrize("family", [*OFTEN, *EXHAUSTIVE])
+@pytest.mark.exhaustive
+def test_rows_of_an_image_have_the_padding_tokens_embeddings_of_layers(torch: Any, load: Load, tmp_path: Path) -> None:
+    text = {"hidden_size_per_layer_input": 16, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "pad_token_id": 3}
+    path = make_vision_checkpoint(tmp_path, "gemma4", text={**text, "use_bidirectional_attention": None})
+    own = ImageProcessor.of(path)
+    assert own is not None
+    runner = load(path, context=CONTEXT, slots=3)
+    try:
+        assert not runner.capabilities.bidirectional_images
+        compare(torch, Case("gemma4", path, runner, own))
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("family", CASES)
 def test_bits_are_the_same_in_any_chunks_and_beside_others(family: str, case: Open) -> None:
     mine = case(family)
     runner = mine.runner
@@ -107,6 +130,7 @@ def test_bits_are_the_same_in_any_chunks_and_beside_others(family: str, case: Op
     behind = max(at for at, token in enumerate(prompt.tokens) if token < 0) + 1
     cuts = [first, behind - first, 2] if runner.capabilities.bidirectional_images else [first - 5, 7, 3]
     for slot, lengths in ((1, cuts), (2, [])):
+        runner.reset(0)
         token = prompt.prefill(runner, lengths, slot, beside=None if lengths else (other, 0))
         assert prompt.kept(runner, slot) == expected[0]
         assert prompt.answer(runner, token, COUNT, slot) == expected[1]
@@ -119,7 +143,7 @@ def reversed_parts(case: Case) -> tuple[list[int], int, tuple[Any, ...]]:
 
 
 def test_images_computed_in_turns_have_the_bits_of_each_alone(case: Open) -> None:
-    mine = case("qwen3_vl")
+    mine = case(OFTEN)
     vision = mine.runner.vision
     assert vision is not None
     images = [mine.own.prepare(as_file(picture(*size))).parts[0] for size in ((60, 44), (24, 40))]
@@ -137,6 +161,7 @@ def test_images_computed_in_turns_have_the_bits_of_each_alone(case: Open) -> Non
     assert mine.runner.memory()["vision_weights"] == vision.memory()["vision_weights"]
 
 
+@pytest.mark.exhaustive
 def test_an_image_that_attends_both_ways_is_computed_whole(case: Open) -> None:
     mine = case("gemma3")
     ids, parts = ids_of(mine, (60, 44))
@@ -147,7 +172,7 @@ def test_an_image_that_attends_both_ways_is_computed_whole(case: Open) -> None:
 
 
 def test_without_the_tower_the_graphs_are_those_of_a_text(case: Open, load: Load) -> None:
-    mine = case("qwen3_vl")
+    mine = case(OFTEN)
     runner = load(mine.path, context=CONTEXT, slots=3, vision=False)
     try:
         with_tower, without = mine.runner.graphs.builder.plan, runner.graphs.builder.plan

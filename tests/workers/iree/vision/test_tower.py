@@ -1,6 +1,7 @@
 """The graphs of vision towers against numpy, with random parameters."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from tests.vision_tower import NumpyTower
 from tests.workers.iree.vision.prompted import finish
 from tests.workers.iree.vision.random_towers import random_image, random_parameters
+from workers.engine.runner import NotFiniteError
 from workers.iree.build.compiler import Compiler
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
@@ -18,6 +20,7 @@ from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.vision.encoder import IreeVision
 from workers.iree.vision.graphs import TowerGraphs
 from workers.vision.config import Merger, VisionConfig
+from workers.vision.patches import ImagePatches
 
 EACH = Merger("concat", "layer", True, 1e-6, 24, "gelu", True)
 QWEN3 = VisionConfig(
@@ -111,17 +114,53 @@ def tower(device: Device, cache_dir: Path, config: VisionConfig, dtype: str, *, 
     return IreeVision(device, graphs, module, random_parameters(config))
 
 
-@pytest.mark.parametrize("name", TOWERS)
-def test_rows_are_those_of_numpy(name: str, device: Device, cache_dir: Path) -> None:
+CASES = {
+    "clipped": ("clipped", "float32", False),
+    "clipped bfloat16": ("clipped", "bfloat16", False),
+    "deep stack": ("deep stack", "float32", False),
+    "deep stack in plain StableHLO": ("deep stack", "float32", True),
+    "windows": ("windows", "float32", False),
+    "windows in plain StableHLO": ("windows", "float32", True),
+}
+ERRORS = {"float32": 1e-4, "bfloat16": 0.05}
+"""The largest error of a number, beside the largest number."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "plain"),
+    [
+        pytest.param(*each, id=name, marks=[] if name == "clipped" else [pytest.mark.exhaustive])
+        for name, each in CASES.items()
+    ],
+)
+def test_rows_are_those_of_numpy(name: str, dtype: str, plain: bool, device: Device, cache_dir: Path) -> None:
     config = TOWERS[name]
-    vision = tower(device, cache_dir, config, "float32")
-    windows = config.full_layers is not None
+    vision = tower(device, cache_dir, config, dtype, plain=plain)
     # One block, and more than one, of which the last one is not whole.
-    for rows, columns in ((2, 3), (9, 8)):
-        image = random_image(config, min(rows, 40 // config.group), columns, windows=windows)
+    for rows, columns in ((2, 3), (36 // config.group, 8)):
+        image = random_image(config, rows, columns, windows=config.full_layers is not None)
         expected = NumpyTower(config, random_parameters(config)).rows(image)
         found = finish(vision.begin(image))
         assert found.shape == (image.count, vision.width)
-        np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
-    assert vision.memory()["vision_buffers"] == 0
+        np.testing.assert_allclose(found, expected, rtol=0, atol=ERRORS[dtype] * np.abs(expected).max())
+    for wrong, problem in refused(config).items():
+        with pytest.raises(ValueError, match=problem):
+            vision.begin(wrong)
+    damaged = replace(image, values=np.full_like(image.values, np.nan))
+    with pytest.raises(NotFiniteError):
+        finish(vision.begin(damaged))
     vision.close()
+
+
+def refused(config: VisionConfig) -> dict[ImagePatches, str]:
+    """Return images that a tower cannot take, and why."""
+    image = random_image(config, 2, 3, windows=config.full_layers is not None)
+    found = {
+        replace(image, values=image.values[:0]): "patches: 0, the tower takes 1 to",
+        replace(image, values=image.values[:-1]): f"are no groups of {config.group}",
+        replace(image, values=image.values[:, 1:]): f"with {config.patch_values} values each",
+        replace(image, tokens=(2, 2)): f"tokens: 4 of {6 * config.group} patches",
+    }
+    if config.full_layers is not None:
+        found[replace(image, windows=None)] = "windows: the tower has layers that attend within them"
+    return found
