@@ -26,12 +26,12 @@ from bench.harness.options import add_cache_dir
 from workers.host.topology import usable_cores
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, lower_module, struct
+from workers.iree.build.tower_graphs import TowerGraphs
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.vision.encoder import IreeVision
-from workers.iree.vision.graphs import TowerGraphs
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.parameters import parameter_shapes
 from workers.vision.patches import ImagePatches

@@ -16,6 +16,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import LOOKED_ROWS
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
+from workers.iree.build.tower_graphs import TowerGraphs
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.attention_queries import attention_queries
@@ -27,7 +28,6 @@ from workers.iree.model.plain_ops import MaterializingNumpy, PlainOps
 from workers.iree.model.state_versions import state_versions
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
-from workers.iree.vision.graphs import TowerGraphs
 from workers.sampling import logit_edits as edits
 from workers.sampling import logprobs
 from workers.sampling import sample as sampling

@@ -1,1 +1,1 @@
-"""Vision towers on IREE: their parameters as graphs take them, the graphs, and the computation of an image."""
+"""The computation of images by a vision tower on a device."""

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.runner import NotFiniteError
+from workers.iree.build.tower_graphs import TOWER, TowerGraphs
 from workers.iree.device.buffers import DeviceBuffer
 from workers.iree.device.device import Device, Module
-from workers.iree.vision.graphs import TOWER, TowerGraphs
-from workers.iree.vision.layout import Parameters, TowerParameter
+from workers.iree.model.tower.layout import Parameters, TowerParameter
 from workers.load_options import Progress
 from workers.vision import positions
 from workers.vision.config import Merger

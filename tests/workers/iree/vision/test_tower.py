@@ -12,13 +12,13 @@ from tests.workers.iree.vision.prompted import finish
 from tests.workers.iree.vision.random_towers import random_image, random_parameters
 from workers.engine.runner import NotFiniteError
 from workers.iree.build.compiler import Compiler
+from workers.iree.build.tower_graphs import TowerGraphs
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.vision.encoder import IreeVision
-from workers.iree.vision.graphs import TowerGraphs
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.patches import ImagePatches
 

@@ -16,7 +16,7 @@ from workers.iree.model.kernel_calls import call, words
 from workers.iree.model.ops import RopeAngles, Shape
 from workers.iree.model.plain_ops import NEGATIVE, PlainOps, rotate
 from workers.iree.model.tiled_ops import TiledOps
-from workers.iree.vision.layout import TowerLayout
+from workers.iree.model.tower.layout import TowerLayout
 
 Norms = tuple[jax.Array, ...]
 """The weights of the norms of a head of queries and of keys; empty for none."""

@@ -13,9 +13,9 @@ from workers.iree.build.source_digest import source_digest
 from workers.iree.model.ops import RopeAngles, Shape
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
-from workers.iree.vision.attention import PlainAttention, TiledAttention
-from workers.iree.vision.layout import TowerLayout, TowerParameter
-from workers.iree.vision.tower import Tower
+from workers.iree.model.tower.attention import PlainAttention, TiledAttention
+from workers.iree.model.tower.layout import TowerLayout, TowerParameter
+from workers.iree.model.tower.tower import Tower
 from workers.vision.config import VisionConfig
 
 TOWER = "tower"

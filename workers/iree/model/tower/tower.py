@@ -12,8 +12,8 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.model.ops import LayerNormWeights, NormWeights, RopeAngles
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
-from workers.iree.vision.attention import PlainAttention, TiledAttention
-from workers.iree.vision.layout import TowerLayout
+from workers.iree.model.tower.attention import PlainAttention, TiledAttention
+from workers.iree.model.tower.layout import TowerLayout
 from workers.vision.config import Merger, VisionConfig
 
 Weights = Mapping[str, jax.Array]
