@@ -50,7 +50,7 @@ OUTPUT: dict[str, list[str]] = {
         rf"^memory gives {P} and {P} GB/s$",
         *(rf"^ +{depth} +32 +{P}$" for depth in (0, 64)),
     ],
-    "bench/vision.py": [
+    "bench/kernels/vision.py": [
         rf"^64 patches: {P} s, longest part {P} ms, {N}% of the product alone$",
         *(rf"^ +{name} +{P} s +{N}%$" for name in ("embed", "keys", "layer", "merge")),
         rf"^a product alone does {P} and {P} billion multiply-adds a second$",
@@ -282,7 +282,7 @@ FILES = {
 
 
 FURTHER = {
-    "bench/vision.py",
+    "bench/kernels/vision.py",
     "bench/features.py",
     "bench/gateway_load/fairness.py",
     "bench/gateway_load/model_swap.py",

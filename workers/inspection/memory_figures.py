@@ -25,7 +25,8 @@ class MemoryFigures:
 
     backend: str
     weights: Mapping[str, int | None]
-    """By `--quantize`, those of a vision tower included; None for one that cannot be asked for, as the checkpoint is quantized already."""
+    """By `--quantize`, those of a vision tower included; None for one that cannot be asked for, as the checkpoint is
+    quantized already."""
     kv: Mapping[str, Mapping[int, int]]
     """Bytes for one sequence, by `--kv-dtype` and by its tokens."""
     state: int

@@ -15,7 +15,7 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.tower.attention import PlainAttention, TiledAttention
 from workers.iree.model.tower.layout import TowerLayout, TowerParameter
-from workers.iree.model.tower.tower import Tower
+from workers.iree.model.tower.tower import TowerParts
 from workers.vision.config import VisionConfig
 
 TOWER = "tower"
@@ -101,17 +101,17 @@ class TowerGraphs:
 
     def module(self) -> str:
         """Return the MLIR of the module."""
-        tower = Tower(self.layout, self.attention)
+        tower = TowerParts(self.layout, self.attention)
         graphs = [self._embed(tower), self._keys(tower), self._layer(tower), self._merge(tower)]
         graphs += [self._tap(tower)] if self.config.taps else []
         return lower_module(graphs, {}, self.ops.bodies if isinstance(self.ops, TiledOps) else {})
 
-    def _embed(self, tower: Tower) -> Graph:
+    def _embed(self, tower: TowerParts) -> Graph:
         """Values of patches and what is added to their embeddings -> rows."""
         inputs = (struct((self.block, self.layout.inputs.padded), "float32"), self._rows)
         return self._graph("embed", lambda values, w: (tower.embed(*values, w),), inputs, self.layout.patch())
 
-    def _keys(self, tower: Tower) -> Graph:
+    def _keys(self, tower: TowerParts) -> Graph:
         """Rows (, cosines and sines), places, keys and values -> queries, keys and values."""
         angles = (struct((self.block, self.layout.angles), "float32"),) * (2 if self.layout.angles else 0)
         inputs = (self._rows, *angles, struct((1, self.block), "int32"), self._kv)
@@ -122,12 +122,12 @@ class TowerGraphs:
 
         return self._graph("keys", keys, inputs, self.layout.keys(), ((len(inputs) - 1, 1),))
 
-    def _layer(self, tower: Tower) -> Graph:
+    def _layer(self, tower: TowerParts) -> Graph:
         """Rows, queries, keys and values, spans -> rows."""
         inputs = (self._rows, self._queries, self._kv, struct((2, 1, self.block), "int32"))
         return self._graph("layer", lambda values, w: (tower.layer(*values, w),), inputs, self.layout.layer())
 
-    def _merge(self, tower: Tower) -> Graph:
+    def _merge(self, tower: TowerParts) -> Graph:
         """Rows after the last layer -> tokens."""
         last = self.layout.last()
 
@@ -138,7 +138,7 @@ class TowerGraphs:
         named = [replace(each, name=f"last.{each.name}") for each in last]
         return self._graph("merge", merge, (self._rows,), [*named, *self.layout.merger(self.config.merger)])
 
-    def _tap(self, tower: Tower) -> Graph:
+    def _tap(self, tower: TowerParts) -> Graph:
         """Rows after a layer of the deep stack -> tokens."""
         merger = self.config.tap_merger
         assert merger is not None, "a tower with taps has one"

@@ -102,7 +102,7 @@ def compare(torch: Any, mine: Case) -> None:
 
 @pytest.mark.exhaustive
 def test_rows_of_an_image_have_the_padding_tokens_embeddings_of_layers(torch: Any, load: Load, tmp_path: Path) -> None:
-    text = {"hidden_size_per_layer_input": 16, "num_hidden_layers": 6, "num_kv_shared_layers": 2, "pad_token_id": 3}
+    text = {"hidden_size_per_layer_input": 16, "num_hidden_layers": 6, "pad_token_id": 3}
     path = make_vision_checkpoint(tmp_path, "gemma4", text={**text, "use_bidirectional_attention": None})
     own = ImageProcessor.of(path)
     assert own is not None

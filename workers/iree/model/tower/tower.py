@@ -21,7 +21,7 @@ Weights = Mapping[str, jax.Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Tower:
+class TowerParts:
     """The parts of a tower. Rows of patches are float32 [block, hidden], padded."""
 
     layout: TowerLayout

@@ -1,6 +1,6 @@
 """The vision tower of Qwen3-VL-2B's shape on IREE, with random weights: the time to encode one image.
 
-    python bench/vision.py [--patches 4096] [--layers 24] [--dtype bfloat16] [--rounds 3]
+    python bench/kernels/vision.py [--patches 4096] [--layers 24] [--dtype bfloat16] [--rounds 3]
 
 An image of 1024 x 1024 pixels has 4,096 patches, which become 1,024 tokens. Shown are the time of its computation, of
 its longest part, which the streams of others wait for, and of each graph, and how much of the multiply-adds of a matrix
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
