@@ -156,7 +156,9 @@ def main() -> None:
     limits, image = [product.measure()], random_image(config, args.patches)
     rounds = [encode(vision, image) for _ in range(args.rounds)]
     limits.append(product.measure())
-    total, longest = (statistics.median(each[number] for each in rounds) for number in (0, 1))
+    total, longest = (
+        statistics.median(times) for times in ([each[0] for each in rounds], [each[1] for each in rounds])
+    )
     work, limit = multiply_adds(config, args.patches), max(limits)
     share = sum(work.values()) / limit / total
     print(

@@ -109,7 +109,9 @@ class TowerGraphs:
     def _embed(self, tower: TowerParts) -> Graph:
         """Values of patches and what is added to their embeddings -> rows."""
         inputs = (struct((self.block, self.layout.inputs.padded), "float32"), self._rows)
-        return self._graph("embed", lambda values, w: (tower.embed(*values, w),), inputs, self.layout.patch())
+        return self._graph(
+            "embed", lambda values, w: (tower.embed(values[0], values[1], w),), inputs, self.layout.patch()
+        )
 
     def _keys(self, tower: TowerParts) -> Graph:
         """Rows (, cosines and sines), places, keys and values -> queries, keys and values."""
@@ -125,7 +127,12 @@ class TowerGraphs:
     def _layer(self, tower: TowerParts) -> Graph:
         """Rows, queries, keys and values, spans -> rows."""
         inputs = (self._rows, self._queries, self._kv, struct((2, 1, self.block), "int32"))
-        return self._graph("layer", lambda values, w: (tower.layer(*values, w),), inputs, self.layout.layer())
+
+        def layer(values: Sequence[jax.Array], w: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
+            x, queries, kv, spans = values
+            return (tower.layer(x, queries, kv, spans, w),)
+
+        return self._graph("layer", layer, inputs, self.layout.layer())
 
     def _merge(self, tower: TowerParts) -> Graph:
         """Rows after the last layer -> tokens."""

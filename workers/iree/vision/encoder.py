@@ -44,7 +44,10 @@ class IreeVision:
         self.nbytes = graphs.nbytes + sum(each.nbytes for each in self._host.values())
         self._open = 0
         """Bytes of the computations that are open."""
-        put = lambda prefix, wanted: [self._weight(prefix, each, parameters) for each in wanted]  # noqa: E731
+
+        def put(prefix: str, wanted: Sequence[TowerParameter]) -> Views:
+            return [self._weight(prefix, each, parameters) for each in wanted]
+
         self.patch = put("", layout.patch())
         self.keys: list[Views]
         self.layers: list[Views]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 from protocol.request import Sampling
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.runner import IreeRunner
+from workers.iree.vision.encoder import IreeVision
 from workers.sampling.sample_spec import SampleSpec
-from workers.vision.config import VisionConfig
 from workers.vision.encoder import ImageEncoding
 from workers.vision.mrope import axes_of
 from workers.vision.patches import ImagePatches
@@ -58,10 +59,11 @@ class Prompted:
 
     @classmethod
     def of(cls, runner: IreeRunner, ids: Sequence[int], image_token: int, parts: Sequence[ImagePatches]) -> "Prompted":
-        assert runner.vision is not None
-        config: VisionConfig = runner.vision.config
+        vision = runner.vision
+        assert isinstance(vision, IreeVision)
         tokens, ends = list(ids), list(range(1, len(ids) + 1))
-        found, at, taken = [], 0, 0
+        found: list[tuple[int, ImagePatches]] = []
+        at = taken = 0
         for is_image, group in groupby(ids, lambda token: token == image_token):
             count = len(list(group))
             if is_image:
@@ -71,13 +73,14 @@ class Prompted:
                 ends[at : at + count] = [at + count] * count
                 taken += count
             at += count
-        rows = np.concatenate([finish(runner.vision.begin(each)) for _, each in found])
-        axes, after = axes_of(ids, found) if config.mrope else (None, len(ids))
+        rows = np.concatenate([finish(vision.begin(each)) for _, each in found])
+        axes, after = axes_of(ids, found) if vision.config.mrope else (None, len(ids))
         both = tuple(ends) if runner.capabilities.bidirectional_images else None
         return cls(tuple(tokens), ImageRows(rows), axes, both, after)
 
     def chunk(self, slot: int = 0) -> Chunk:
-        return Chunk(slot, self.tokens, 0, 0, self.rows, axes=self.axes, ends=self.ends)
+        rows: Any = self.rows  # what the engine passes has these methods as well
+        return Chunk(slot, self.tokens, 0, 0, rows, axes=self.axes, ends=self.ends)
 
     def prefill(
         self, runner: IreeRunner, lengths: Sequence[int], slot: int = 0, beside: "tuple[Prompted, int] | None" = None
@@ -111,4 +114,5 @@ class Prompted:
         """Compute the prompt and return the logits of its last token."""
         chunk, before = self.chunk(slot), len(self.tokens) - 1
         runner.prefill([chunk.part(0, before)], [None])
-        return runner.logits(replace(chunk.part(before, 1), embeddings=None))[0]
+        logits: NDArray[np.float32] = runner.logits(replace(chunk.part(before, 1), embeddings=None))[0]
+        return logits

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from workers.checkpoints.architectures.parts import HeadNorm
 from workers.iree.kernels.attention.attention import attention
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, Attention, AttentionShape
@@ -44,7 +45,7 @@ class TiledAttention:
         """Norm and rotate the heads of float32 [block, 3 * lanes of all heads], and write keys and values to `rows`,
         int32 [1, block]: the queries as `attend` takes them, and the cache."""
         config, shape = self.layout.config, self._shape
-        norm = "each" if config.qk_norm else None
+        norm: HeadNorm | None = "each" if config.qk_norm else None
         lanes = None if self.layout.lanes == config.head_dim else config.head_dim
         kind = RopeAndCache(shape, self.ops.arithmetic, config.eps, norm, lanes, value_norm=config.qk_norm)
         name = f"baton_rope_and_cache_{self.block}"

@@ -128,7 +128,7 @@ class TowerLayout:
         """Return the others of a layer."""
         config, lanes = self.config, self.config.heads * self.config.head_dim
         out = [*self._linear("o", ("o",), config.hidden, lanes, "hidden", "head"), *self._norm("norm2")]
-        stacks = [("up", ("up",))]
+        stacks: list[tuple[str, tuple[str, ...]]] = [("up", ("up",))]
         if config.gated:
             stacks = [("gate", ("gate",)), *stacks] if config.clipped else [("gate_up", ("gate", "up"))]
         for name, sources in stacks:
