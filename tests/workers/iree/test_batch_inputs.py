@@ -81,8 +81,8 @@ def test_each_angle_has_an_axis(sections: tuple[int, ...], interleaved: bool, ex
 def test_angles_on_three_axes_are_those_of_each_axis() -> None:
     frequencies, factors = np.array([1.0, 0.5, 0.1], np.float32), np.ones(3, np.float32)
     table = RopeTable(frequencies, factors, CONTEXT, np.array([0, 1, 2], np.intp))
-    alike = table.at_axes(np.array([[2, 5]] * 3))
-    for whole, each in zip(alike, table.at(np.array([2, 5])), strict=True):
+    same = table.at_axes(np.array([[2, 5]] * 3))
+    for whole, each in zip(same, table.at(np.array([2, 5])), strict=True):
         assert whole.tolist() == each.tolist()
     cos, _ = table.at_axes(np.array([[1], [2], [3]]))
     assert cos[0].tolist() == [table.at(np.array([position]))[0][0, at] for at, position in enumerate((1, 2, 3))]

@@ -125,12 +125,12 @@ class TowerGraphs:
         return self._graph("keys", keys, inputs, self.layout.keys(), ((len(inputs) - 1, 1),))
 
     def _layer(self, tower: TowerParts) -> Graph:
-        """Rows, queries, keys and values, spans -> rows."""
+        """Rows, queries, keys and values, ranges -> rows."""
         inputs = (self._rows, self._queries, self._kv, struct((2, 1, self.block), "int32"))
 
         def layer(values: Sequence[jax.Array], w: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
-            x, queries, kv, spans = values
-            return (tower.layer(x, queries, kv, spans, w),)
+            x, queries, kv, ranges = values
+            return (tower.layer(x, queries, kv, ranges, w),)
 
         return self._graph("layer", layer, inputs, self.layout.layer())
 

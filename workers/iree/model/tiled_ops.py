@@ -191,13 +191,13 @@ class TiledOps(TiledLatent):
     ) -> jax.Array:
         shape = self._attention_shape(cache, layer, config, step)
         kind, live = self._attention(shape, layer, config), step.live is not None
-        spans = None if step.ends is None else _spans(step.rows, step.ends, kind.window, cache.attended)
-        if spans is not None:
-            kind = replace(kind, window=0, spans=True)
+        ranges = None if step.ends is None else _ranges(step.rows, step.ends, kind.window, cache.attended)
+        if ranges is not None:
+            kind = replace(kind, window=0, ranges=True)
         name = f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}{cache.suffix}"
-        name = named(name, spans=spans, live=step.live)
+        name = named(name, ranges=ranges, live=step.live)
         result = words(q.shape[0], row_stride(shape.query_heads * shape.value_dim, self.arithmetic))
-        operands = (q, step.slots, step.rows, _layer_of(layer, cache, config), kv, spans)
+        operands = (q, step.slots, step.rows, _layer_of(layer, cache, config), kv, ranges)
         if not kind.split:
             self.add_kernel(name, attention, kind, live=live)
             out: jax.Array = call(name, result, *operands, sinks, step.live)
@@ -269,7 +269,7 @@ def _packing(matrix: Weight) -> Packing | None:
     return matrix.packing if isinstance(matrix, PackedMatrix) else None
 
 
-def _spans(rows: jax.Array, ends: jax.Array, window: int, attended: int) -> jax.Array:
+def _ranges(rows: jax.Array, ends: jax.Array, window: int, attended: int) -> jax.Array:
     """Return the first and the last position that each token sees, int32 [2, batch, tokens]: those in its window up to
     its end. A padding token sees what its sequence's first one does, and one position where that is padding as well."""
     real = rows < attended

@@ -40,7 +40,7 @@ class IreeVision:
         layout, config = graphs.layout, graphs.config
         table = "positions.weight"
         self._host = {table: np.asarray(parameters[table], np.float32)} if config.table is not None else {}
-        """What positions are computed of."""
+        """The parameters that positions are computed of."""
         self.nbytes = graphs.nbytes + sum(each.nbytes for each in self._host.values())
         self._open = 0
         """Bytes of the computations that are open."""
@@ -179,15 +179,15 @@ class _Encoding:
         places = [
             tower.upload(np.arange(start, start + tower.graphs.block, dtype=np.int32)[None]) for start in self._starts
         ]
-        full, windowed = self._spans(None), self._spans(self._image.windows)
+        full, windowed = self._ranges(None), self._ranges(self._image.windows)
         for layer in range(config.layers):
             queries: Views = []
             for x, turned, place in zip(rows, angles, places, strict=True):
                 queries.append(tower.call("keys", x, *turned, place, kv, *tower.keys[layer])[0])
                 yield
-            spans = full if config.full_layers is None or layer in config.full_layers else windowed
-            for number, span in enumerate(spans):
-                (rows[number],) = tower.call("layer", rows[number], queries[number], kv, span, *tower.layers[layer])
+            ranges = full if config.full_layers is None or layer in config.full_layers else windowed
+            for number, seen in enumerate(ranges):
+                (rows[number],) = tower.call("layer", rows[number], queries[number], kv, seen, *tower.layers[layer])
                 yield
             for tap in (number for number, each in enumerate(config.taps) if each == layer):
                 yield from self._merged("tap", rows, tower.taps[tap], 1 + tap)
@@ -221,7 +221,7 @@ class _Encoding:
         out[: mine.shape[0], : mine.shape[1]] = mine
         return self._tower.upload(out)
 
-    def _spans(self, windows: NDArray[np.int32] | None) -> Views:
+    def _ranges(self, windows: NDArray[np.int32] | None) -> Views:
         """Return the first and the last patch that each patch of a block sees. Those behind the image see what its last
         patch does."""
         count, block = len(self._image.values), self._tower.graphs.block

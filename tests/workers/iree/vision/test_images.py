@@ -128,8 +128,8 @@ def test_bits_are_the_same_in_any_chunks_and_beside_others(family: str, case: Op
     expected = prompt.kept(runner, 0), prompt.answer(runner, cold, COUNT)
     # Chunks that end before the image, behind it, and within texts; an image is whole where it attends both ways.
     behind = max(at for at, token in enumerate(prompt.tokens) if token < 0) + 1
-    cuts = [first, behind - first, 2] if runner.capabilities.bidirectional_images else [first - 5, 7, 3]
-    for slot, lengths in ((1, cuts), (2, [])):
+    divided = [first, behind - first, 2] if runner.capabilities.bidirectional_images else [first - 5, 7, 3]
+    for slot, lengths in ((1, divided), (2, [])):
         runner.reset(0)
         token = prompt.prefill(runner, lengths, slot, beside=None if lengths else (other, 0))
         assert prompt.kept(runner, slot) == expected[0]

@@ -1,5 +1,5 @@
 """The attention of a tower's layer: keys and values of all patches are written first, then every block of patches
-attends to those in its spans."""
+attends to those in its ranges."""
 
 from dataclasses import dataclass
 
@@ -56,15 +56,15 @@ class TiledAttention:
         q, kv = call(name, (queries, jax.ShapeDtypeStruct(kv.shape, kv.dtype)), *operands)
         return q, kv
 
-    def attend(self, q: jax.Array, kv: jax.Array, spans: jax.Array) -> jax.Array:
-        """Attend to the patches of `spans`, int32 [2, 1, block], the first and the last one -> an operand of width
+    def attend(self, q: jax.Array, kv: jax.Array, ranges: jax.Array) -> jax.Array:
+        """Attend to the patches of `ranges`, int32 [2, 1, block], the first and the last one -> an operand of width
         heads * lanes."""
         shape, arithmetic = self._shape, self.ops.arithmetic
-        kind = Attention(shape, arithmetic, threads=self.ops.threads, spans=True)
-        name = f"baton_attention_{self.block}_spans"
+        kind = Attention(shape, arithmetic, threads=self.ops.threads, ranges=True)
+        name = f"baton_attention_{self.block}_ranges"
         self.ops.add_kernel(name, attention, kind)
         result = words(self.block, row_stride(shape.query_heads * shape.head_dim, arithmetic))
-        out: jax.Array = call(name, result, q, *_place(spans[0]), kv, spans)
+        out: jax.Array = call(name, result, q, *_place(ranges[0]), kv, ranges)
         return out
 
     @property
@@ -120,12 +120,12 @@ class PlainAttention:
         kv = lax.dynamic_update_slice(kv, new, (zero, zero, rows[0, 0], zero))
         return (q * np.float32(config.scale)).reshape(self.block, -1).astype(self.ops.dtype), kv
 
-    def attend(self, q: jax.Array, kv: jax.Array, spans: jax.Array) -> jax.Array:
+    def attend(self, q: jax.Array, kv: jax.Array, ranges: jax.Array) -> jax.Array:
         config = self.layout.config
         heads = jnp.swapaxes(q.reshape(self.block, config.heads, config.head_dim), 0, 1)
         scores = jnp.einsum("hqd,hkd->hqk", heads, kv[0], preferred_element_type=jnp.float32)
         at = jnp.arange(kv.shape[2], dtype=jnp.int32)
-        seen = (at >= spans[0].reshape(-1, 1)) & (at <= spans[1].reshape(-1, 1))
+        seen = (at >= ranges[0].reshape(-1, 1)) & (at <= ranges[1].reshape(-1, 1))
         scores = jnp.where(seen, scores, NEGATIVE)
         weights = jnp.exp(scores - jnp.max(scores, -1, keepdims=True))
         values = weights.astype(self.ops.dtype)

@@ -52,10 +52,10 @@ class TowerParts:
         norms = (w["q_norm"], w["k_norm"]) if self.config.qk_norm else ()
         return self.attention.write(qkv, angles, norms, kv, rows)
 
-    def layer(self, x: jax.Array, q: jax.Array, kv: jax.Array, spans: jax.Array, w: Weights) -> jax.Array:
+    def layer(self, x: jax.Array, q: jax.Array, kv: jax.Array, ranges: jax.Array, w: Weights) -> jax.Array:
         """Return the patches after a layer."""
         ops, eps, hidden = self.ops, self.config.eps, self.layout.hidden
-        mixed = self.attention.attend(q, kv, spans)
+        mixed = self.attention.attend(q, kv, ranges)
         delta = self._linear(mixed, w, "o", self.config.heads * self.layout.lanes, hidden)
         x, h = ops.norm(x, delta, w.get("post1"), self._norm(w, "norm2"), eps)
         delta = self._mlp(h, w)
