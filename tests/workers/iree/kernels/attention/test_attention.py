@@ -271,7 +271,7 @@ def test_padding_rows_widen_no_window(run: Run) -> None:
     np.testing.assert_allclose(out[9], held.expected(1, 299, 70), atol=TOLERANCE[held.arithmetic.element] * 4)
 
 
-def test_tokens_see_the_positions_of_their_spans(run: Run) -> None:
+def test_tokens_see_the_positions_of_their_ranges(run: Run) -> None:
     """With the bits of the same positions without ranges: those of a window, of an image, and up to the row."""
     held = Attended(run, FloatFma("f32", 16), eps=None)
     rows = np.arange(300, dtype=np.int32)[None]
