@@ -7,14 +7,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.reference.test_vision import as_file, load_model, picture
 from tests.reference.vision_processors import process
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.workers.iree.conftest import Load
 from tests.workers.iree.vision.prompted import GREEDY, Prompted, finish
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.inspection.memory_figures import MemoryFigures
 from workers.iree.build.graph_plan import EMBEDDED
 from workers.iree.runner import IreeRunner
+from workers.process.spec import WorkerSpec
+from workers.process.startup.vision_size import vision_bytes
 from workers.vision.processor import ImageProcessor
 
 pytestmark = pytest.mark.reference
@@ -169,6 +174,19 @@ def test_an_image_that_attends_both_ways_is_computed_whole(case: Open) -> None:
     mine.runner.reset(0)
     with pytest.raises(ValueError, match="ends: an image of slot 0 does not fit into one prefill call"):
         mine.runner.prefill([prompt.chunk().part(0, first + 1)], [GREEDY])
+
+
+def test_the_memory_of_a_tower_is_known_before_it_is_loaded(case: Open) -> None:
+    mine = case(OFTEN)
+    spec = WorkerSpec("w0", "model", str(mine.path), backend="iree", dtype="float32")
+    assert vision_bytes(spec, "float32") == mine.runner.memory()["vision_weights"] > 0
+    without = replace(spec, vision=False)
+    assert vision_bytes(without, "float32") == 0
+    config = ModelConfig.from_dir(mine.path)
+    shown, text = (MemoryFigures.of(each, "iree", config).weights["none"] for each in (spec, without))
+    assert shown is not None
+    assert text is not None
+    assert shown - text == mine.runner.memory()["vision_weights"]
 
 
 def test_without_the_tower_the_graphs_are_those_of_a_text(case: Open, load: Load) -> None:
