@@ -163,6 +163,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "mtp": {"device", "build", "batch_inputs", "graph_registry", "sampler"},
         "slot_state_buffer": {"device", "build"},
         "window_states": {"model", "kv_groups"},
+        "vision": {"device", "model", "build"},
         "runner": {
             "device",
             "model",
@@ -173,7 +174,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
             "sampler",
             "slot_state_buffer",
         }
-        | {"rows_format", "mtp", "window_states"},
+        | {"rows_format", "mtp", "window_states", "vision"},
     },
     "workers.iree.kernels": {
         "ir": set(),

@@ -101,6 +101,7 @@ def worker_spec(
         state_cache_bytes=settings.state_cache_bytes,
         image_cache_bytes=settings.image_cache_bytes,
         embeddings=settings.enable_prompt_embeds,
+        vision=settings.vision,
         parse_special=settings.parse_special,
         generation_config=settings.generation_config,
         tool_parser=settings.tool_parser,

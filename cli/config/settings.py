@@ -198,6 +198,9 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         ENGINE,
         "Take rows of embeddings in place of a prompt: the field prompt_embeds of completions.",
     )
+    vision: bool = setting(
+        True, ENGINE, "Load the vision tower of a model that has one, so that prompts may have images."
+    )
     parse_special: bool = setting(
         False,
         ENGINE,

@@ -50,6 +50,11 @@ OUTPUT: dict[str, list[str]] = {
         rf"^memory gives {P} and {P} GB/s$",
         *(rf"^ +{depth} +32 +{P}$" for depth in (0, 64)),
     ],
+    "bench/kernels/vision.py": [
+        rf"^64 patches: {P} s, longest part {P} ms, {N}% of the product alone$",
+        *(rf"^ +{name} +{P} s +{N}%$" for name in ("embed", "keys", "layer", "merge")),
+        rf"^a product alone does {P} and {P} billion multiply-adds a second$",
+    ],
     "bench/overhead/detection.py": [
         rf"^scripted: .* {N} % of a core$",
         *(rf"^{name} +(p50 {P} +p99 {P} +max {P} *){{2}}$" for name in ("SIGKILL", "SIGABRT", "SIGSTOP")),
@@ -281,6 +286,7 @@ FILES = {
 
 
 FURTHER = {
+    "bench/kernels/vision.py",
     "bench/features.py",
     "bench/gateway_load/fairness.py",
     "bench/gateway_load/model_swap.py",

@@ -13,6 +13,7 @@ from workers.checkpoints.weight_size import weight_bytes
 from workers.precision import KvDtype, Quantize
 from workers.process.spec import WorkerSpec
 from workers.process.startup.context_choice import kind_of, sequence_bytes
+from workers.process.startup.vision_size import vision_bytes
 
 TOKENS = 1000
 """Tokens of the smallest KV cache that is shown."""
@@ -24,7 +25,8 @@ class MemoryFigures:
 
     backend: str
     weights: Mapping[str, int | None]
-    """By `--quantize`; None for one that cannot be asked for, as the checkpoint is quantized already."""
+    """By `--quantize`, those of a vision tower included; None for one that cannot be asked for, as the checkpoint is
+    quantized already."""
     kv: Mapping[str, Mapping[int, int]]
     """Bytes for one sequence, by `--kv-dtype` and by its tokens."""
     state: int
@@ -52,4 +54,5 @@ def _weights(spec: WorkerSpec, config: ModelConfig, quantize: Quantize) -> int |
         config.choose_quantization(quantize)
     except CheckpointError:
         return None
-    return weight_bytes(open_weights(Path(spec.model_path), quantize), kind_of(spec, config), quantize, mtp=config.mtp)
+    kind, weights = kind_of(spec, config), open_weights(Path(spec.model_path), quantize)
+    return weight_bytes(weights, kind, quantize, mtp=config.mtp) + vision_bytes(spec, kind)

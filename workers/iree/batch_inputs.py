@@ -23,7 +23,19 @@ class SlotRun(NamedTuple):
     """The index of the run's last row among the last rows of the call; -1 if it is no chunk's last row."""
     embeddings: ChunkRows | None = None
     positions: tuple[int, ...] | None = None
-    """As in `Chunk`, like the embeddings."""
+    """As in `Chunk`, like the embeddings and what follows."""
+    axes: NDArray[np.int32] | None = None
+    ends: tuple[int, ...] | None = None
+
+    @property
+    def first_position(self) -> int | None:
+        """The position of the first row, if those of the others follow one after the other on all axes."""
+        if self.positions is not None:
+            return None
+        if self.axes is None:
+            return self.position
+        first = int(self.axes[0, 0])
+        return first if (self.axes == np.arange(first, first + len(self.tokens))).all() else None
 
 
 def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
@@ -32,8 +44,41 @@ def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
     for at in range(0, len(chunk.tokens), most):
         part = chunk.part(at, most)
         index = output_index if at + len(part.tokens) == len(chunk.tokens) else -1
-        runs.append(SlotRun(part.slot, part.tokens, part.start, part.position, index, part.embeddings, part.positions))
+        taken = (part.slot, part.tokens, part.start, part.position, index)
+        runs.append(SlotRun(*taken, part.embeddings, part.positions, part.axes, part.ends))
     return runs
+
+
+def attended_ends(runs: Sequence[SlotRun], shape: tuple[int, int]) -> NDArray[np.int32]:
+    """Return the cache row before which each row of a graph attends, int32 [sequences, rows] as `shape` says. Raises
+    `ValueError` for a run that attends to rows which the call does not compute."""
+    ends = np.zeros(shape, np.int32)
+    computed: dict[int, int] = {}
+    for row, run in enumerate(runs):
+        count = len(run.tokens)
+        after = run.start + count
+        ends[row, :count] = np.arange(run.start + 1, after + 1) if run.ends is None else run.ends
+        computed[run.slot] = max(after, computed.get(run.slot, 0))
+    for row, run in enumerate(runs):
+        if ends[row].max() > computed[run.slot]:
+            raise ValueError(f"ends: an image of slot {run.slot} does not fit into one prefill call")
+    return ends
+
+
+def mrope_axes(sections: Sequence[int], angles: int, *, interleaved: bool) -> NDArray[np.intp]:
+    """Return the axis of each of M-RoPE's angles: 0 time, 1 row, 2 column. Angles behind the sections are of time.
+
+    `sections` and `interleaved` as in `VisionConfig`. Interleaved, the axes alternate as long as the sections of row
+    and column last (transformers' `apply_interleaved_mrope`).
+    """
+    axes = np.zeros(angles, np.intp)
+    starts = np.cumsum([0, *sections])
+    for axis in (1, 2):
+        if interleaved:
+            axes[axis : 3 * sections[axis] : 3] = axis
+        else:
+            axes[starts[axis] : starts[axis + 1]] = axis
+    return axes
 
 
 FIRST_POSITIONS = 4096
@@ -44,8 +89,16 @@ class RopeTable:
     """The cosines and sines of RoPE angles: computed once for the positions of a context, as soon as the first of twice
     as many as before is needed, because a table of them all may take hundreds of megabytes; on demand beyond it."""
 
-    def __init__(self, frequencies: NDArray[np.float32], factors: NDArray[np.float32], context: int) -> None:
-        """`frequencies` and `factors` as `rope_frequencies` gives them, [angles] each."""
+    def __init__(
+        self,
+        frequencies: NDArray[np.float32],
+        factors: NDArray[np.float32],
+        context: int,
+        axes: NDArray[np.intp] | None = None,
+    ) -> None:
+        """`frequencies` and `factors` as `rope_frequencies` gives them, [angles] each, and for M-RoPE `axes` as
+        `mrope_axes` does."""
+        self._axes = axes
         self._frequencies = frequencies
         self._factors = factors
         self._context = context
@@ -85,6 +138,18 @@ class RopeTable:
         if self._cover(int(positions.max())):
             return self._cos.take(positions, axis=0), self._sin.take(positions, axis=0)
         return self._compute(positions)
+
+    def at_axes(self, positions: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return float32 [..., angles] for positions in time, row and column, [3, ...]. Raises `ValueError` for a model
+        without M-RoPE."""
+        if self._axes is None:
+            raise ValueError("axes: the model's positions have one axis")
+        cos, sin = self.at(positions[0])
+        for axis in (1, 2):
+            mine = self._axes == axis
+            for whole, other in zip((cos, sin), self.at(positions[axis]), strict=True):
+                whole[..., mine] = other[..., mine]
+        return cos, sin
 
 
 class DecodeInputs:

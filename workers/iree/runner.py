@@ -34,9 +34,9 @@ from workers.engine.slot_states import SlotStates
 from workers.host.cpu_plan import CpuPlan
 from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
-from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
+from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, attended_ends, mrope_axes, runs_of
 from workers.iree.build.compile_client import Builder, Building
-from workers.iree.build.graph_plan import EMBEDDED, QUERIES
+from workers.iree.build.graph_plan import EMBEDDED, QUERIES, GraphPlan
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
@@ -45,7 +45,7 @@ from workers.iree.device.device import Device, Results
 from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
 from workers.iree.graph_registry import GraphRegistry
 from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
-from workers.iree.model.decoder import rope_frequencies
+from workers.iree.model.decoder import embedding_scale, rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.window_ring import drafted_rows, kept_rows
@@ -53,11 +53,13 @@ from workers.iree.mtp import IreeMtpHead
 from workers.iree.rows_format import rows_format
 from workers.iree.sampler import Sampler
 from workers.iree.slot_state_buffer import SlotStateBuffer
+from workers.iree.vision.encoder import IreeVision
 from workers.iree.window_states import WindowStates
 from workers.load_options import LoadOptions, Progress
 from workers.sampling.logprobs import RowLogprobs
 from workers.sampling.sample_spec import SampleSpec, with_masks
 from workers.vision.encoder import VisionEncoder
+from workers.vision.tower import find_tower
 
 UNREADY_ROWS = 4
 """Rows of a chunk with log-probabilities while the host computes these, which takes it some 6 ms for a row of a
@@ -89,11 +91,12 @@ class IreeRunner:
         self._ahead = [0] * plan.cache.slots
         """The rows that the head for multi-token prediction has filled."""
         self._sampler = Sampler(device, self.graphs, lambda *call: self._call(*call), plan)
-        self._angles = RopeTable(*rope_frequencies(plan.config, context), context)
+        self._angles = _rope_table(plan, context)
         self._attention = None
         layers = full_layers(plan.config.plan)
         if plan.queries and self._host_kv is not None and layers:
             self._attention = AttentionReader(layers, self._queries, self._keys)
+        self._vision: IreeVision | None = None
         self._mtp = None
         if plan.config.mtp:
             call = lambda *call: self._call(*call)  # noqa: E731 - as above
@@ -125,6 +128,7 @@ class IreeRunner:
             kv_rows=kv_rows,
             rows_format=rows_format(digest, builder.recipe, plan) if self._host_kv is not None else "",
             embedding_width=plan.embedding_width,
+            bidirectional_images=plan.has_ends,
             state_bytes=0 if of_states is None else of_states.state_bytes,
             rollback_rows=rollback_rows,
             window_rows=kept_rows(ring, plan.cache.slots) if ring else 0,
@@ -175,6 +179,7 @@ class IreeRunner:
             undo.callback(building.close)
             undo.callback(runner.close)
             runner.graphs.open(building, plan.first() if background else plan.required(), progress)
+            runner._open_vision(path, progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())
@@ -197,7 +202,16 @@ class IreeRunner:
     @property
     def vision(self) -> VisionEncoder | None:
         """See `Runner.vision`."""
-        return None
+        return self._vision
+
+    def _open_vision(self, path: Path, progress: Progress) -> None:
+        """Load the vision tower, if the plan has one. Raises `CheckpointError`."""
+        graphs, tower = self._plan.tower, find_tower(path)
+        if graphs is None or tower is None:
+            return
+        module, config = self.graphs[graphs.names[0]], self._plan.config
+        scale = embedding_scale(config, self._plan.ops.dtype)
+        self._vision = IreeVision(self._device, graphs, module, tower.weights(), scale, progress)
 
     @property
     def attention(self) -> AttentionReader | None:
@@ -224,6 +238,9 @@ class IreeRunner:
             arguments = [*self._run_inputs(runs, size), self._device.upload(ends), last_rows]
             if embedded:
                 arguments.append(self._device.upload(self._given_rows(runs, size)))
+                if self._plan.has_ends:
+                    shape = (size // (self._plan.block or size), self._plan.block or size)
+                    arguments.append(self._device.upload(attended_ends(runs, shape)))
             result = self._call(f"{kind}_{size}", *arguments)
             last_rows = result[0]
             self._computed(runs, size, result, 2)
@@ -428,9 +445,9 @@ class IreeRunner:
         block = self._plan.block or size
         for at, run in enumerate(runs):
             rows = hidden[at * block : at * block + len(run.tokens)]
-            if run.positions is None:
-                self._mtp.computed(run.slot, run.start, run.position, run.tokens, rows, prompt=True)
-            else:  # the head has rows at consecutive positions only
+            if (position := run.first_position) is not None and not has_rows(run.tokens):
+                self._mtp.computed(run.slot, run.start, position, run.tokens, rows, prompt=True)
+            else:  # the head has rows of tokens at consecutive positions only
                 self._mtp.rows.forget(run.slot)
 
     def _score_row(self, chunk: Chunk, at: int) -> NDArray[np.float32]:
@@ -561,11 +578,12 @@ class IreeRunner:
             self._host_kv.forget(slot, rows)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of packed weights, KV cache, recurrent states if there are any, and all buffers that the
-        device's allocator has allocated."""
+        """Return the bytes of packed weights, KV cache, recurrent states and a vision tower if there are any, and all
+        buffers that the device's allocator has allocated."""
         states = {} if self._states is None else {"states": self._states.nbytes}
         kept = {"weights": self._archive.nbytes, "kv": sum(each.nbytes for each in self._kv)} | states
-        return kept | {"allocated": self._device.allocated}
+        vision = {} if self._vision is None else self._vision.memory()
+        return kept | vision | {"allocated": self._device.allocated}
 
     def settle(self) -> None:
         self.graphs.settle()
@@ -578,6 +596,9 @@ class IreeRunner:
         if self._mtp is not None:
             self._mtp.close()
             self._mtp = None
+        if self._vision is not None:
+            self._vision.close()
+            self._vision = None
         del self._windows, self._host_kv, self._kv, self._states, self._no_rows
         self._device.close()
         # After the device's threads have ended: who drops the last reference to the weights calls into Python.
@@ -590,32 +611,40 @@ class IreeRunner:
         shape = (size // block, block)
         tokens = np.zeros(shape, np.int32)
         kv_rows = np.full(shape, self._cache.spare_row, np.int32)
-        positions = np.zeros(shape, np.int64)
+        positions = np.zeros((3, *shape) if any(run.axes is not None for run in runs) else shape, np.int64)
         slots = np.full(shape[0], runs[0].slot, np.int32)
         for row, run in enumerate(runs):
             count = len(run.tokens)
             tokens[row, :count] = run.tokens if run.embeddings is None else [max(token, -1) for token in run.tokens]
             kv_rows[row, :count] = np.arange(run.start, run.start + count)
             given = run.positions
-            positions[row, :count] = np.arange(run.position, run.position + count) if given is None else given
+            if run.axes is None:
+                positions[..., row, :count] = np.arange(run.position, run.position + count) if given is None else given
+            else:
+                positions[:, row, :count] = run.axes
             slots[row] = run.slot
             self._written[run.slot] = max(self._written[run.slot], run.start + count)
         return self._inputs(tokens, positions, kv_rows, slots)
 
     def _given_rows(self, runs: Sequence[SlotRun], size: int) -> NDArray[np.float32]:
-        """Return the embeddings of the rows without a token, and zeros for the others."""
-        block = self._plan.block or size
-        rows = np.zeros((size // block, block, self._width), np.float32)
-        ids = np.zeros(block, np.int32)
+        """Return the embeddings of the rows without a token, and zeros for the others: float32 [sequences, rows,
+        values], each of their parts padded."""
+        block, parts, width = self._plan.block or size, self._plan.embedded_parts, self.capabilities.embedding_width
+        rows = np.zeros((size // block, block, parts, self._width), np.float32)
+        ids, given = np.zeros(block, np.int32), np.zeros((block, width), np.float32)
         for row, run in enumerate(runs):
             if run.embeddings is not None:
-                run.embeddings.put(run.tokens, ids[: len(run.tokens)], rows[row, : len(run.tokens)])
-        return rows
+                count = len(run.tokens)
+                given[:count] = 0
+                run.embeddings.put(run.tokens, ids[:count], given[:count])
+                rows[row, :count, :, : width // parts] = given[:count].reshape(count, parts, -1)
+        return rows.reshape(size // block, block, -1)
 
     def _inputs(
         self, tokens: NDArray[Any], positions: NDArray[Any], kv_rows: NDArray[Any], slots: NDArray[Any]
     ) -> list[rt.HalBufferView | int]:
-        values = (tokens, *self._angles.at(positions), kv_rows, slots)
+        angles = self._angles.at(positions) if positions.ndim == tokens.ndim else self._angles.at_axes(positions)
+        values = (tokens, *angles, kv_rows, slots)
         if tokens.shape not in self._inputs_of:
             self._inputs_of[tokens.shape] = [self._device.input(each.shape, each.dtype.name) for each in values]
         given = zip(self._inputs_of[tokens.shape], values, strict=True)
@@ -641,9 +670,22 @@ class IreeRunner:
 def _rows_of(chunk: Chunk, last: SampleSpec | None = None) -> list[DecodeRow]:
     """Return the rows of a chunk as those of a decode step; the last one is sampled by `last`."""
     none = SampleSpec(Sampling(), 0)
+    # Those of a token are the same on all axes.
+    positions = [
+        chunk.position_at(at) if chunk.axes is None else int(chunk.axes[0, at]) for at in range(len(chunk.tokens))
+    ]
     rows = [
-        DecodeRow(chunk.slot, token, chunk.start + at, chunk.position_at(at), none)
+        DecodeRow(chunk.slot, token, chunk.start + at, positions[at], none)
         for at, token in enumerate(chunk.tokens[:-1])
     ]
     end = len(rows)
-    return [*rows, DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, chunk.position_at(end), last or none)]
+    return [*rows, DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, positions[end], last or none)]
+
+
+def _rope_table(plan: GraphPlan, context: int) -> RopeTable:
+    """Return the angles of RoPE, with the axes of M-RoPE if the model has a vision tower that needs them."""
+    frequencies, factors = rope_frequencies(plan.config, context)
+    axes = None
+    if plan.vision is not None and plan.vision.mrope:
+        axes = mrope_axes(plan.vision.mrope, len(frequencies), interleaved=plan.vision.mrope_interleaved)
+    return RopeTable(frequencies, factors, context, axes)

@@ -261,6 +261,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
         reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
         adapter=Path(spec.adapter) if spec.adapter else None,
         embeddings=spec.embeddings,
+        vision=spec.vision,
         attention=spec.attention,
         workers=spec.workers,
         place=spec.place,

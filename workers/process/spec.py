@@ -106,6 +106,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     still need; 0 keeps no others."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
+    vision: bool = True
+    """A model that has a vision tower is loaded with it, so that prompts may have images."""
     parse_special: bool = False
     """Take control tokens in the text of chat messages for control tokens, not for text."""
     generation_config: GenerationConfig = "auto"

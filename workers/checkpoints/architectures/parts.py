@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu2", "clamped_swiglu"]
-"""GELU by tanh or by the error function; "relu2" is the square of ReLU. "clamped_swiglu" is gpt-oss' GLU
-(up + 1) * gate * sigmoid(1.702 * gate), of gates up to 7 and ups from -7 to 7."""
+Activation = Literal["silu", "gelu_tanh", "gelu", "quick_gelu", "relu2", "clamped_swiglu"]
+"""GELU by tanh, by the error function, or x * sigmoid(1.702 * x); "relu2" is the square of ReLU. "clamped_swiglu" is
+gpt-oss' GLU (up + 1) * gate * sigmoid(1.702 * gate), of gates up to 7 and ups from -7 to 7."""
 NormKind = Literal["rms", "layer"]
 """RMS norm, or LayerNorm, which subtracts the mean (https://arxiv.org/abs/1607.06450)."""
 HeadNorm = Literal["each", "own", "all"]
@@ -241,6 +241,8 @@ class PerLayerEmbedding:
     """Tokens that have such embeddings, at least those of the model."""
     scale: float
     """Factor of the embeddings in the table, rounded to the type of the weights."""
+    pad: int = 0
+    """The token whose embeddings a row of an image has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import LOOKED_ROWS
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
+from workers.iree.build.tower_graphs import TowerGraphs
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
 from workers.iree.model.attention_queries import attention_queries
@@ -32,6 +33,7 @@ from workers.sampling import logprobs
 from workers.sampling import sample as sampling
 from workers.sampling.sampling_arrays import SamplingArrays
 from workers.sampling.top_candidates import sample_top_candidates
+from workers.vision.config import VisionConfig
 
 PREFILL_CHUNKS = (32, 64, 128, 256, 512)
 PREFILL_BLOCK = SEQUENCE_ROWS
@@ -90,6 +92,8 @@ class GraphPlan:
     """There are prefill graphs that take rows of embeddings, beside those that do not."""
     queries: bool = False
     """There is a graph of the queries of a few rows, for the scores of sparse prefill."""
+    vision: VisionConfig | None = None
+    """The vision tower, if there is one. Its rows of embeddings are taken as those of `embeddings` are."""
 
     def required(self) -> list[tuple[str, ...]]:
         """Return the fewest graphs that can serve everything, those of one module together."""
@@ -97,11 +101,11 @@ class GraphPlan:
             # Those with weights are one module, so that the device holds them once.
             steps = [name for group in self._steps() for name in group]
             steps += [f"{EMBEDDED}_{size}" for size in self.embedded_sizes]
-            return [(*steps, f"score_{self.score_chunk}", "copy")]
+            return [(*steps, f"score_{self.score_chunk}", "copy"), *self._tower_groups]
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
         embedded = [(f"{EMBEDDED}_{size}",) for size in self.embedded_sizes]
         decode, *others = ((f"{kind}_{sizes[-1]}",) for kind, sizes in largest)
-        return [decode, *self._queries_groups(), *others, (SAMPLE,), *embedded]
+        return [decode, *self._queries_groups(), *others, (SAMPLE,), *embedded, *self._tower_groups]
 
     def first(self) -> list[tuple[str, ...]]:
         """Return the required graphs without which nothing is served. Until the others are there, a decode graph of
@@ -183,10 +187,32 @@ class GraphPlan:
     @property
     def embedding_width(self) -> int:
         """The hidden size of the model without padding, where prompts may have rows of embeddings; otherwise 0."""
+        if self.vision is not None:
+            return self.vision.width
         if not self.embeddings:
             return 0
         padding = self.ops.padding if isinstance(self.ops, TiledOps) else None
         return self.config.hidden_size if padding is None else padding.hidden.size
+
+    @property
+    def tower(self) -> TowerGraphs | None:
+        """The graphs of the vision tower."""
+        return None if self.vision is None else TowerGraphs.of(self.vision, self.ops)
+
+    @property
+    def _tower_groups(self) -> list[tuple[str, ...]]:
+        return [] if self.tower is None else [self.tower.names]
+
+    @property
+    def embedded_parts(self) -> int:
+        """Parts of a row of embeddings, each of the hidden size: that of the first layer, and those of the deep
+        stack."""
+        return 1 if self.vision is None else 1 + len(self.vision.taps)
+
+    @property
+    def has_ends(self) -> bool:
+        """Graphs that take rows of embeddings take `StepRows.ends` as well."""
+        return self.vision is not None and self.vision.bidirectional != "none"
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
@@ -215,13 +241,21 @@ class GraphPlan:
         """Return everything that the text of `module` depends on: it is equal where this is, without tracing."""
         if SAMPLE in names:
             return "\n".join([*names, str(self.config.vocab_size), source_digest(sampling_module.__module__)])
-        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False))
-        return "\n".join([*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)])
+        if self.tower is not None and names == self.tower.names:
+            return self.tower.describe()
+        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False, vision=None))
+        parts = [*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)]
+        if self.vision is not None and any(name.startswith(EMBEDDED) for name in names):
+            parts.append(f"{self.embedded_parts} {self.vision.bidirectional}")
+        return "\n".join(parts)
 
     def module(self, names: Sequence[str]) -> str:
-        """Return the MLIR of one module with these graphs; `SAMPLE` is one by itself."""
+        """Return the MLIR of one module with these graphs; `SAMPLE` is one by itself, and so are those of the vision
+        tower."""
         if SAMPLE in names:
             return sampling_module(SAMPLE, self.config.vocab_size)
+        if self.tower is not None and names == self.tower.names:
+            return self.tower.module()
         graphs = [self._graph(name) for name in names]
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}
@@ -296,11 +330,13 @@ class GraphPlan:
         weights: Parameters,
         live: jax.Array | None = None,
         embeddings: jax.Array | None = None,
+        ends: jax.Array | None = None,
     ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """Return the normed hidden rows, and further results of a graph: the cache, the recurrent states, and what a
         head for multi-token prediction starts from."""
         (tokens, cos, sin, rows, slots), kv, others = self._split(values)
-        inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live), embeddings)
+        bidirectional = "none" if self.vision is None else self.vision.bidirectional
+        inputs = StepInputs(tokens, cos, sin, StepRows(slots, rows, live, ends), embeddings, bidirectional)
         hidden, kv, x, states = forward(self.config, self.ops, self.cache, self._typed(weights), inputs, kv, *others)
         return hidden, (*kv, *(() if states is None else (states,)), *((x,) if self.config.mtp else ()))
 
@@ -351,21 +387,23 @@ class GraphPlan:
         """`chunk` rows, in blocks of a slot each -> the last rows; cache.
 
         The last rows are the hidden rows that `lasts` names, and those of the call before where it is negative. With
-        `embedded` there is one more input, the embeddings of rows whose token is -1.
+        `embedded` there are the embeddings of rows whose token is -1 as well, and where tokens of an image attend to
+        each other in both directions the row before which each one attends.
         """
+        block = self.block or chunk
+        shape = (chunk // block, block)
+        given = [struct((*shape, self.embedded_parts * self.config.hidden_size), "float32")] if embedded else []
+        given += [struct(shape, "int32")] if embedded and self.has_ends else []
 
         def prefill(*values: Any) -> tuple[jax.Array, ...]:
-            *dynamic, lasts, before, weights = values if not embedded else (*values[:-2], values[-1])
-            given = values[-2] if embedded else None
-            hidden, kept = self._run(dynamic, weights, self._live(dynamic[ROWS]), given)
+            end = len(values) - 1 - len(given)
+            *dynamic, lasts, before = values[:end]
+            hidden, kept = self._run(dynamic, values[-1], self._live(dynamic[ROWS]), *values[end:-1])
             mine = (lasts >= 0).reshape(-1, *[1] * (hidden.ndim - 1))
             return jnp.where(mine, hidden[jnp.maximum(lasts, 0)], before), *kept
 
         lasts = struct(self.last_rows.shape[:1], "int32")
-        inputs = (*self._block_inputs(chunk), lasts, self.last_rows)
-        if embedded:
-            block = self.block or chunk
-            inputs = (*inputs, struct((chunk // block, block, self.config.hidden_size), "float32"))
+        inputs = (*self._block_inputs(chunk), lasts, self.last_rows, *given)
         return Graph(name, prefill, inputs, in_place=self._kept_in_place(1))
 
     def _last_head(self, name: str, rows: int) -> Graph:

@@ -27,6 +27,7 @@ from workers.iree.model.width_padding import WidthPadding
 from workers.iree.model.window_ring import ring_rows
 from workers.load_options import LoadOptions
 from workers.precision import CpuTarget, Dtype, KvDtype, Quantize, WindowCache
+from workers.vision.tower import find_tower
 
 PLAIN_CAPACITY_MULTIPLE = 16
 """Rows to which the plain cache's capacity is rounded."""
@@ -57,6 +58,8 @@ class Recipe(Struct, frozen=True):
     """There are graphs for prompts with rows of embeddings."""
     queries: bool = False
     """There is a graph of the queries of a few rows."""
+    vision: bool = False
+    """The graphs of the checkpoint's vision tower are among them, and those for its rows of embeddings."""
     window_cache: WindowCache = "full"
 
     @classmethod
@@ -85,6 +88,7 @@ class Recipe(Struct, frozen=True):
             threads=device.threads,
             embeddings=config.choose_embeddings(options.embeddings),
             queries=options.attention,
+            vision=options.vision and find_tower(path) is not None,
             window_cache=options.window_cache if device.local else "full",
         )
 
@@ -118,7 +122,18 @@ class Recipe(Struct, frozen=True):
         # One decode graph where rows cost next to nothing and kernels may change with their number.
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
         chunks = prefill_chunks(self.context)
-        return GraphPlan(config, ops, cache, stored, buckets, chunks, embeddings=self.embeddings, queries=self.queries)
+        tower = find_tower(Path(self.model)) if self.vision else None
+        return GraphPlan(
+            config,
+            ops,
+            cache,
+            stored,
+            buckets,
+            chunks,
+            embeddings=self.embeddings or tower is not None,
+            queries=self.queries,
+            vision=None if tower is None else tower.config,
+        )
 
     def _check_latent(self, kind: LatentAttention) -> None:
         """Refuse sizes of latent attention that are no whole vectors. Raises `CheckpointError`."""

@@ -8,7 +8,7 @@ the same step.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +118,10 @@ class StepInputs:
     """float32 [batch, tokens, angles]: the rows' RoPE angles, in the order of `rope_frequencies`."""
     step: StepRows
     embeddings: jax.Array | None = None
-    """float32 [batch, tokens, hidden]: the embeddings of rows whose token is -1."""
+    """float32 [batch, tokens, parts * hidden]: the embeddings of rows whose token is -1, and in further parts what is
+    added to them behind the first layers (deep stack, https://arxiv.org/abs/2406.04334)."""
+    bidirectional: Literal["none", "all", "windowed"] = "none"
+    """The layers that attend up to `StepRows.ends`; the others attend up to each row."""
 
     def angles(self, config: ModelConfig, layer: LayerConfig) -> RopeAngles | None:
         """Return the angles of the layer's rotation; None for a layer without positions."""
@@ -127,6 +130,18 @@ class StepInputs:
         first = sum(rope.dims for rope in config.ropes[: layer.rope]) // 2
         mine = slice(first, first + config.ropes[layer.rope].dims // 2)
         return RopeAngles(*(all_.reshape(-1, all_.shape[-1])[:, mine] for all_ in (self.cos, self.sin)))
+
+    def part(self, config: ModelConfig, number: int) -> jax.Array | None:
+        """Return a part of the embeddings, float32 [rows, hidden]; None if there are not so many."""
+        if self.embeddings is None:
+            return None
+        parts = self.embeddings.reshape(self.tokens.size, -1, config.hidden_size)
+        return parts[:, number] if number < parts.shape[1] else None
+
+    def rows_of(self, layer: LayerConfig) -> StepRows:
+        """Return the rows as a layer attends from them."""
+        applies = self.bidirectional == "all" or (self.bidirectional == "windowed" and layer.window is not None)
+        return self.step if applies else replace(self.step, ends=None)
 
 
 def forward(
@@ -146,7 +161,8 @@ def forward(
     """
     first = norm_weights(config, ops, w, "0.norm_attention")
     x, h = ops.norm(embed(config, ops, w, inputs), None, None, first, config.rms_eps, live=inputs.step.live)
-    own = per_layer_inputs(config, ops, w, inputs.tokens.reshape(-1), x, inputs.step.live)
+    tokens, with_rows = inputs.tokens.reshape(-1), inputs.embeddings is not None
+    own = per_layer_inputs(config, ops, w, tokens, x, inputs.step.live, with_rows=with_rows)
     counters: tuple[jax.Array | None, ...] = (None,) * len(kv)
     for number, layer in enumerate(config.plan):
         last = number == config.layers - 1
@@ -162,10 +178,30 @@ def forward(
             group, angles = config.kv_group(number), inputs.angles(config, layer)
             state: LayerState = (x, h, kv[group], counters[group])
             x, h, array, count = layer_of(
-                config, ops, w, number, state, following, angles, cache.groups[group], inputs.step, own
+                config, ops, w, number, state, following, angles, cache.groups[group], inputs.rows_of(layer), own
             )
             kv, counters = replaced(kv, group, array), replaced(counters, group, count)
+        if (deeper := inputs.part(config, number + 1)) is not None:
+            x, h = add_deep_stack(config, ops, tokens, x, h, deeper, following, inputs.step.live)
     return h, kv, x, states
+
+
+def add_deep_stack(
+    config: ModelConfig,
+    ops: Ops,
+    tokens: jax.Array,
+    x: jax.Array,
+    h: jax.Array,
+    deeper: jax.Array,
+    following: NormWeights | None,
+    live: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Add the next part of the embeddings of rows whose token is -1 to the output of a layer: the hidden rows, and
+    their norm as an operand. Not a bit of the other rows changes."""
+    given = (tokens < 0)[:, None]
+    x = jnp.where(given, x + deeper, x)
+    _, normed = ops.norm(x, None, None, following, config.rms_eps, live=live)
+    return x, jnp.where(given, normed, h)
 
 
 def layer_of(
@@ -428,11 +464,14 @@ def embed(config: ModelConfig, ops: Ops, w: Parameters, inputs: StepInputs) -> j
         x = ops.embedding(w["embedding"], tokens)
     else:
         x = ops.embedding(w["embedding"], jnp.maximum(tokens, 0))
-        x = jnp.where((tokens < 0)[:, None], inputs.embeddings.reshape(x.shape), x)
-    if config.embedding_scale == 1:
-        return x
-    kind = jnp.dtype(ops.dtype) if config.rounds_embedding_scale else np.float32
-    return x * np.asarray(config.embedding_scale, kind).astype(np.float32)
+        x = jnp.where((tokens < 0)[:, None], inputs.part(config, 0), x)
+    return x if config.embedding_scale == 1 else x * embedding_scale(config, ops.dtype)
+
+
+def embedding_scale(config: ModelConfig, dtype: str) -> np.float32:
+    """Return the factor of the embeddings of a model of this type."""
+    kind = jnp.dtype(dtype) if config.rounds_embedding_scale else np.float32
+    return np.float32(np.asarray(config.embedding_scale, kind))
 
 
 def mlp(

@@ -30,6 +30,9 @@ class StepRows:
     live: jax.Array | None = None
     """int32 [1]: how many rows are live, the first ones of the step; padding rows follow, whole sequences of them.
     Operations may leave padding rows out. None is all rows."""
+    ends: jax.Array | None = None
+    """int32 [batch, tokens]: the row before which each token attends, at least the one after its own. None is that one
+    for all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu_tanh": jax.nn.gelu,
     "gelu": partial(jax.nn.gelu, approximate=False),
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(np.float32(1.702) * x),
     "relu2": lambda x: jnp.square(jnp.maximum(x, 0)),
 }
 
@@ -251,10 +252,12 @@ class PlainOps(PlainRecurrence, PlainLatent):
             score = score * scales[0]
         if config.attention_cap is not None:
             score = jnp.tanh(score / np.float32(config.attention_cap)) * np.float32(config.attention_cap)
-        last, at = jnp.repeat(step.rows, group, axis=1)[:, None, :, None], jnp.arange(cache.attended, dtype=jnp.int32)
+        ends = step.rows if step.ends is None else step.ends - 1
+        own, last = (jnp.repeat(each, group, axis=1)[:, None, :, None] for each in (step.rows, ends))
+        at = jnp.arange(cache.attended, dtype=jnp.int32)
         seen, window = at <= last, config.plan[layer].window
         if window is not None:
-            seen = seen & (at > last - window)
+            seen = seen & (at > own - window)
         score = jnp.where(seen, score, NEGATIVE)
         top = jnp.max(score, -1, keepdims=True)
         if sinks is not None:  # rows are tokens of a KV head's queries

@@ -1,6 +1,6 @@
 """The operations for a CPU: weights and KV cache are packed, and the kernels of a layer are written here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -191,9 +191,13 @@ class TiledOps(TiledLatent):
     ) -> jax.Array:
         shape = self._attention_shape(cache, layer, config, step)
         kind, live = self._attention(shape, layer, config), step.live is not None
-        name = named(f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}{cache.suffix}", live=step.live)
+        ranges = None if step.ends is None else _ranges(step.rows, step.ends, kind.window, cache.attended)
+        if ranges is not None:
+            kind = replace(kind, window=0, ranges=True)
+        name = f"baton_attention_{shape.batch}_{shape.tokens}_{kind.window}{cache.suffix}"
+        name = named(name, ranges=ranges, live=step.live)
         result = words(q.shape[0], row_stride(shape.query_heads * shape.value_dim, self.arithmetic))
-        operands = (q, step.slots, step.rows, _layer_of(layer, cache, config), kv)
+        operands = (q, step.slots, step.rows, _layer_of(layer, cache, config), kv, ranges)
         if not kind.split:
             self.add_kernel(name, attention, kind, live=live)
             out: jax.Array = call(name, result, *operands, sinks, step.live)
@@ -263,6 +267,15 @@ def _matrices(weights: DenseWeights) -> tuple[Weight, Weight, Weight, Weight]:
 
 def _packing(matrix: Weight) -> Packing | None:
     return matrix.packing if isinstance(matrix, PackedMatrix) else None
+
+
+def _ranges(rows: jax.Array, ends: jax.Array, window: int, attended: int) -> jax.Array:
+    """Return the first and the last position that each token sees, int32 [2, batch, tokens]: those in its window up to
+    its end. A padding token sees what its sequence's first one does, and one position where that is padding as well."""
+    real = rows < attended
+    rows, lasts = (jnp.where(real, each, jnp.where(real[:, :1], each[:, :1], 0)) for each in (rows, ends - 1))
+    firsts = jnp.maximum(rows - (window - 1), 0) if window else jnp.zeros_like(rows)
+    return jnp.stack([firsts, lasts])
 
 
 def _layer_of(number: int, cache: KvLayout, config: ModelConfig) -> jax.Array:

@@ -20,6 +20,7 @@ from workers.iree.model.window_ring import TILE_ROWS, ring_rows
 from workers.process.spec import WorkerSpec
 from workers.process.startup.state_sizes import all_states_bytes
 from workers.process.startup.tier_reserve import tier_reserve
+from workers.process.startup.vision_size import vision_bytes
 
 ContextBound = Literal["", "setting", "memory", "device"]
 ADDRESS_BYTES = 1 << 45
@@ -168,6 +169,7 @@ def _free_for_kv(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfi
         weights = config.weight_bytes(path, spec.dtype)
     else:
         weights = weight_bytes(open_weights(path, spec.quantize), kind_of(spec, config), spec.quantize, mtp=config.mtp)
+        weights += vision_bytes(spec, kind_of(spec, config))
     weights += all_states_bytes(spec, backend, config) + ring_bytes(spec, backend, config)
     if spec.draft_model:
         draft = Path(spec.draft_model)

@@ -16,6 +16,7 @@ from workers.process.backends import may_verify_drafts
 from workers.process.spec import WorkerSpec
 from workers.process.startup.context_choice import both_row_bytes, kind_of, kv_bytes_of, ring_bytes, row_bytes
 from workers.process.startup.state_sizes import all_states_bytes
+from workers.process.startup.vision_size import vision_bytes
 
 
 class DraftRefused(LoadRefused):
@@ -78,6 +79,7 @@ class DraftPlan:
             weight_bytes(open_weights(Path(path), spec.quantize), kind_of(spec, each), spec.quantize)
             for path, each in ((spec.model_path, config), (spec.draft_model, small))
         )
+        weights += vision_bytes(spec, kind_of(spec, config))
         states = sum(all_states_bytes(spec, backend, each) for each in (config, small))
         states += ring_bytes(spec, backend, config)
         return cls(
@@ -91,7 +93,8 @@ class DraftPlan:
 
 
 def draft_spec(spec: WorkerSpec) -> WorkerSpec:
-    """Return the specification of a worker with the draft model alone, which computes no rows of embeddings."""
+    """Return the specification of a worker with the draft model alone, which computes no rows of embeddings or
+    images."""
     return replace(
         spec,
         model_path=spec.draft_model,
@@ -101,6 +104,7 @@ def draft_spec(spec: WorkerSpec) -> WorkerSpec:
         attention=spec.sparse_prefill,
         speculate="off",
         embeddings=False,
+        vision=False,
         window_cache="full",
         chosen_context=0,
         kv_most=0,

@@ -13,9 +13,11 @@ from workers.process.startup.context_choice import (
     addressed_rows,
     allocates_cache,
     both_row_bytes,
+    kind_of,
     ring_bytes,
 )
 from workers.process.startup.state_sizes import all_states_bytes
+from workers.process.startup.vision_size import vision_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Footprint:
             weights, states = config.weight_bytes(path, spec.dtype), 0
         else:
             weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
+            weights += vision_bytes(spec, kind_of(spec, config))
             states = sum(all_states_bytes(spec, backend, ModelConfig.from_dir(each)) for each in paths)
             states += ring_bytes(spec, backend, config)
         return cls(weights, one, rows, least, most, states, isinstance(config, LoneConfig))

@@ -129,7 +129,10 @@ def _per_layer(fields: Fields) -> PerLayerEmbedding | None:
     if own < vocab:
         raise fields.error("vocab_size_per_layer_input", f"{own} is less than vocab_size, {vocab}")
     width = fields.integer("hidden_size_per_layer_input")
-    return PerLayerEmbedding(width, own, width**0.5)
+    pad = fields.get("pad_token_id", 0)
+    if not isinstance(pad, int) or isinstance(pad, bool) or not 0 <= pad < own:
+        raise fields.error("pad_token_id", f"{pad!r} is no token of {own}")
+    return PerLayerEmbedding(width, own, width**0.5, pad)
 
 
 GEMMA4 = Family(

@@ -26,6 +26,8 @@ class AttentionInputs:
     """As one dimension."""
     sinks: Memory | None = None
     """The logits of the sinks, f32 [query_heads], if there are any."""
+    ranges: Memory | None = None
+    """The first and the last position that each token sees, i32 [2, batch, tokens], where `Attention.ranges` is set."""
 
     @classmethod
     def of(cls, kind: Attention, kernel: Kernel) -> "AttentionInputs":
@@ -37,6 +39,7 @@ class AttentionInputs:
             kernel.input("rows", (shape.batch, shape.tokens), "i32"),
             kernel.input("layer", (2,), "i32"),
             kernel.input("cache", shape.cache, kind.elements.element, (math.prod(shape.cache),)),
+            ranges=kernel.input("ranges", (2, shape.batch, shape.tokens), "i32") if kind.ranges else None,
         )
 
 
@@ -53,6 +56,8 @@ class AttentionItem:
         return self._shape.begin(layer, part, self._inputs.slots.load_index([sequence]), head)
 
     def reach(self, sequence: Value) -> tuple[Value, Value]:
+        if self._inputs.ranges is not None:
+            return _reach_of_ranges(self._kind, self._code, self._inputs.ranges, sequence)
         return reach(self._kind, self._code, self._inputs.rows, sequence)
 
     def each_block(self, body: Callable[[Value], None]) -> None:
@@ -135,9 +140,14 @@ class AttentionItem:
             number = (block * kind.tiling.rows + i).minimum(shape.tokens * shape.group - 1)
             token = number // shape.group
             query = head * shape.group + number % shape.group
-            last = _last_seen(kind, self._inputs.rows, sequence, token)
-            last = last if turns is None else last - turns
-            rows.append(QueryRow(sequence * shape.tokens + token, query * words, last))
+            first = None
+            if (ranges := self._inputs.ranges) is None:
+                last = _last_seen(kind, self._inputs.rows, sequence, token)
+            else:
+                first, last = (ranges.load_index([end, sequence, token]) for end in range(2))
+            if turns is not None:
+                first, last = None if first is None else first - turns, last - turns
+            rows.append(QueryRow(sequence * shape.tokens + token, query * words, last, first))
         return rows
 
 
@@ -173,6 +183,18 @@ def reach(kind: Attention, code: Code, rows: Memory, sequence: Value) -> tuple[V
         return code.index(0), last
     before = kind.window - 1
     return first.maximum(before) - before, last
+
+
+def _reach_of_ranges(kind: Attention, code: Code, ranges: Memory, sequence: Value) -> tuple[Value, Value]:
+    """Return the first and the last position that any of a sequence's tokens sees."""
+
+    def widen(token: Value, state: list[Value]) -> list[Value]:
+        first, last = (ranges.load_index([end, sequence, token]) for end in range(2))
+        return [state[0].minimum(first), state[1].maximum(last)]
+
+    start = [ranges.load_index([end, sequence, 0]) for end in range(2)]
+    first, last = code.loop(0, kind.shape.tokens, start, widen)
+    return first, last
 
 
 def finish_row(

@@ -150,11 +150,13 @@ class Attention:
     threads: int = 1
     sinks: bool = False
     """The softmax of a query head has a learned logit more, without a value."""
+    ranges: bool = False
+    """Each token sees the positions that an operand says, instead of those up to its own row."""
 
     @property
     def split(self) -> bool:
         """True if threads share the context of a row: a single row's heads would leave some of them idle."""
-        return self.shape.tokens == 1 and self.shape.kv_heads % self.threads != 0
+        return not self.ranges and self.shape.tokens == 1 and self.shape.kv_heads % self.threads != 0
 
     @property
     def elements(self) -> KvElements:

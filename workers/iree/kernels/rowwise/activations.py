@@ -25,6 +25,8 @@ ERF_BELOW = (
     -7.37332916720468e-03,
     -1.42647390514189e-02,
 )
+QUICK_GELU = 1.702
+"""The constant of `quick_gelu`."""
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
 """Constants of `clamped_swiglu`."""
 
@@ -46,6 +48,11 @@ def gelu(x: Value) -> Value:
     """x / 2 * (1 + erf(x / sqrt(2))) (https://arxiv.org/abs/1606.08415)."""
     half = x * 0.5
     return fma(half, erf(x * 0.5**0.5), half)
+
+
+def quick_gelu(x: Value) -> Value:
+    """x / (1 + exp(-1.702 x)) (https://arxiv.org/abs/1606.08415)."""
+    return x / (exp(x * -QUICK_GELU) + 1.0)
 
 
 def erf(x: Value) -> Value:
@@ -93,6 +100,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Value], Value]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
     "gelu": gelu,
+    "quick_gelu": quick_gelu,
     "relu2": relu2,
 }
 """Those of one value."""

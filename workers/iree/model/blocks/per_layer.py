@@ -12,10 +12,18 @@ from workers.iree.model.ops import NormWeights, Ops
 
 
 def per_layer_inputs(
-    config: ModelConfig, ops: Ops, w: Mapping[str, Any], tokens: jax.Array, x: jax.Array, live: jax.Array | None
+    config: ModelConfig,
+    ops: Ops,
+    w: Mapping[str, Any],
+    tokens: jax.Array,
+    x: jax.Array,
+    live: jax.Array | None,
+    *,
+    with_rows: bool = False,
 ) -> jax.Array | None:
     """Return what gates the block of each layer, float32 [rows, layers, width]: the tokens' own embeddings, and a
-    projection of the model's, float32 [rows, hidden]. None if the model has none."""
+    projection of the model's, float32 [rows, hidden]. Rows without a token, those below 0, have the embeddings of the
+    padding token, as in transformers. None if the model has none."""
     own = config.per_layer
     if own is None:
         return None
@@ -23,6 +31,8 @@ def per_layer_inputs(
     _, h = ops.norm(x, None, None, None, config.rms_eps, live=live)
     projected = ops.linear(h, w["per_layer_projection"], width, None, live)
     projected = projected * np.float32(ops.values(config.hidden_size) ** -0.5)
+    if with_rows:
+        tokens = jnp.where(tokens < 0, own.pad, tokens)
     embedded = ops.embedding(w["per_layer_embedding"], tokens)
     embedded = embedded * np.asarray(own.scale, jnp.dtype(ops.dtype)).astype(np.float32)
     both, _ = ops.norm(

@@ -77,10 +77,16 @@ class Attended:
         return q.reshape(batch * tokens, -1)
 
     def attend(
-        self, q: NDArray[np.int32], slots: list[int], rows: NDArray[np.int32], **options: Any
+        self,
+        q: NDArray[np.int32],
+        slots: list[int],
+        rows: NDArray[np.int32],
+        ranges: NDArray[np.int32] | None = None,
+        **options: Any,
     ) -> NDArray[np.float32]:
-        kind = Attention(self.shape_of(*rows.shape), self.arithmetic, **options)
-        operands = (q, np.array(slots, np.int32), rows, np.array([1, 2], np.int32), self.cache)
+        kind = Attention(self.shape_of(*rows.shape), self.arithmetic, ranges=ranges is not None, **options)
+        operands = [q, np.array(slots, np.int32), rows, np.array([1, 2], np.int32), self.cache]
+        operands += [] if ranges is None else [ranges]
         sinks = [SINKS] if kind.sinks else []
         if kind.split:
             (sums,) = self.run(split_attention("split", kind), *operands)
@@ -263,3 +269,20 @@ def test_padding_rows_widen_no_window(run: Run) -> None:
     held.cache[..., : 100 * LANES] = np.nan
     out = held.attend(q, [1], chunk, window=70)
     np.testing.assert_allclose(out[9], held.expected(1, 299, 70), atol=TOLERANCE[held.arithmetic.element] * 4)
+
+
+def test_tokens_see_the_positions_of_their_ranges(run: Run) -> None:
+    """With the bits of the same positions without ranges: those of a window, of an image, and up to the row."""
+    held = Attended(run, FloatFma("f32", 16), eps=None)
+    rows = np.arange(300, dtype=np.int32)[None]
+    q = held.place([1], rows)
+    ranges = np.stack([np.maximum(rows - 69, 0), rows])
+    ranges[0, :, :100] = 0
+    ranges[:, :, 150:260] = np.array([0, 259])[:, None, None]
+    out = held.attend(q, [1], rows, ranges)
+    windowed, image = held.attend(q, [1], rows, window=70), held.attend(q, [1], np.full_like(rows, 259))
+    np.testing.assert_array_equal(out[:70], windowed[:70])
+    np.testing.assert_array_equal(out[100:150], windowed[100:150])
+    np.testing.assert_array_equal(out[260:], windowed[260:])
+    np.testing.assert_array_equal(out[150:260], image[150:260])
+    np.testing.assert_allclose(out[99], held.expected(1, 99), atol=TOLERANCE[held.arithmetic.element] * 4)

@@ -1,0 +1,206 @@
+"""Prompts with images on IREE against transformers: logits and tokens; and their bits in any chunks, and beside
+others."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from tests.reference.test_vision import as_file, load_model, picture
+from tests.reference.vision_processors import process
+from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
+from tests.workers.iree.conftest import Load
+from tests.workers.iree.vision.prompted import GREEDY, Prompted, finish
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.inspection.memory_figures import MemoryFigures
+from workers.iree.build.graph_plan import EMBEDDED
+from workers.iree.runner import IreeRunner
+from workers.process.spec import WorkerSpec
+from workers.process.startup.vision_size import vision_bytes
+from workers.vision.processor import ImageProcessor
+
+pytestmark = pytest.mark.reference
+CONTEXT = 512
+ERROR = 1e-5
+"""The largest error of a logit, beside the largest logit, in float32."""
+COUNT = 6
+"""Tokens of an answer."""
+OFTEN = "qwen3_vl"
+"""The family whose graphs the whole suite compiles: it has a deep stack, and positions on three axes."""
+CASES = [
+    pytest.param(name, marks=[] if name == OFTEN else [pytest.mark.exhaustive]) for name in sorted(VISION_FAMILIES)
+]
+LAYERS = {"lfm2_vl": 4, "qwen3_5": 4}
+"""Layers of the language models; fewer are compiled sooner."""
+
+
+class Case(NamedTuple):
+    family: str
+    path: Path
+    runner: IreeRunner
+    own: ImageProcessor
+
+
+Open = Callable[[str], Case]
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def case(torch: Any, load: Load, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    made: dict[str, Case] = {}
+
+    def open_case(family: str) -> Case:
+        if family not in made:
+            folder, layers = tmp_path_factory.mktemp(family), LAYERS.get(family, 6 if "gemma" in family else 2)
+            path = make_vision_checkpoint(folder, family, text={"num_hidden_layers": layers})
+            own = ImageProcessor.of(path)
+            assert own is not None
+            made[family] = Case(family, path, load(path, context=CONTEXT, slots=3), own)
+        return made[family]
+
+    yield open_case
+    for each in made.values():
+        each.runner.close()
+
+
+def ids_of(case: Case, size: tuple[int, int], text: int = 5) -> tuple[list[int], tuple[Any, ...]]:
+    """Return the tokens of a prompt with a text, an image, and a text, and the patches of the image."""
+    parts = case.own.prepare(as_file(picture(*size))).parts
+    ids = list(range(5, 5 + text))
+    for part in parts:
+        ids += [case.own.image_token] * part.count + [10, 11]
+    return [*ids, 12, 13, 14], parts
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_logits_and_tokens_are_those_of_transformers(torch: Any, family: str, case: Open) -> None:
+    compare(torch, case(family))
+
+
+def compare(torch: Any, mine: Case) -> None:
+    """Compare the logits behind a prompt, and an answer."""
+    family, size = mine.family, (60, 44)
+    runner, (ids, parts) = mine.runner, ids_of(mine, size)
+    inputs = {**process(family, mine.path, picture(*size))[0], "input_ids": torch.tensor([ids])}
+    kinds = torch.tensor([[int(token == mine.own.image_token) for token in ids]])
+    if family == "gemma3":
+        inputs["token_type_ids"] = kinds
+    elif family.startswith(("qwen", "gemma")):
+        inputs["mm_token_type_ids"] = kinds
+    model = load_model(family, mine.path)
+    with torch.no_grad():
+        expected = model(**inputs).logits[0, -1].numpy()
+        answer = model.generate(**inputs, max_new_tokens=COUNT, do_sample=False)[0, len(ids) :].tolist()
+    prompt = Prompted.of(runner, ids, mine.own.image_token, parts)
+    runner.reset(0)
+    np.testing.assert_allclose(prompt.last_logits(runner), expected, rtol=0, atol=ERROR * np.abs(expected).max())
+    runner.reset(0)
+    assert prompt.answer(runner, prompt.prefill(runner, []), len(answer)) == answer
+
+
+@pytest.mark.exhaustive
+def test_rows_of_an_image_have_the_padding_tokens_embeddings_of_layers(torch: Any, load: Load, tmp_path: Path) -> None:
+    text = {"hidden_size_per_layer_input": 16, "num_hidden_layers": 6, "pad_token_id": 3}
+    path = make_vision_checkpoint(tmp_path, "gemma4", text={**text, "use_bidirectional_attention": None})
+    own = ImageProcessor.of(path)
+    assert own is not None
+    runner = load(path, context=CONTEXT, slots=3)
+    try:
+        assert not runner.capabilities.bidirectional_images
+        compare(torch, Case("gemma4", path, runner, own))
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_bits_are_the_same_in_any_chunks_and_beside_others(family: str, case: Open) -> None:
+    mine = case(family)
+    runner = mine.runner
+    ids, parts = ids_of(mine, (60, 44), text=13)
+    first = ids.index(mine.own.image_token)
+    prompt = Prompted.of(runner, ids, mine.own.image_token, parts)
+    other = Prompted.of(runner, *reversed_parts(mine))
+    for slot in range(3):
+        runner.reset(slot)
+    cold = prompt.prefill(runner, [])
+    expected = prompt.kept(runner, 0), prompt.answer(runner, cold, COUNT)
+    # Chunks that end before the image, behind it, and within texts; an image is whole where it attends both ways.
+    behind = max(at for at, token in enumerate(prompt.tokens) if token < 0) + 1
+    divided = [first, behind - first, 2] if runner.capabilities.bidirectional_images else [first - 5, 7, 3]
+    for slot, lengths in ((1, divided), (2, [])):
+        runner.reset(0)
+        token = prompt.prefill(runner, lengths, slot, beside=None if lengths else (other, 0))
+        assert prompt.kept(runner, slot) == expected[0]
+        assert prompt.answer(runner, token, COUNT, slot) == expected[1]
+    assert (Prompted.of(runner, ids, mine.own.image_token, parts).rows.rows == prompt.rows.rows).all()
+
+
+def reversed_parts(case: Case) -> tuple[list[int], int, tuple[Any, ...]]:
+    ids, parts = ids_of(case, (24, 40), text=3)
+    return ids, case.own.image_token, parts
+
+
+def test_images_computed_in_turns_have_the_bits_of_each_alone(case: Open) -> None:
+    mine = case(OFTEN)
+    vision = mine.runner.vision
+    assert vision is not None
+    images = [mine.own.prepare(as_file(picture(*size))).parts[0] for size in ((60, 44), (24, 40))]
+    alone = [finish(vision.begin(each)) for each in images]
+    opened = [vision.begin(each) for each in images]
+    assert vision.memory()["vision_buffers"] > 0
+    left = dict(enumerate(opened))
+    while left:
+        left = {number: each for number, each in left.items() if not each.advance()}
+    for encoding, rows in zip(opened, alone, strict=True):
+        assert (encoding.rows() == rows).all()
+        encoding.close()
+        encoding.close()
+    assert vision.memory()["vision_buffers"] == 0
+    assert mine.runner.memory()["vision_weights"] == vision.memory()["vision_weights"]
+
+
+@pytest.mark.exhaustive
+def test_an_image_that_attends_both_ways_is_computed_whole(case: Open) -> None:
+    mine = case("gemma3")
+    ids, parts = ids_of(mine, (60, 44))
+    prompt, first = Prompted.of(mine.runner, ids, mine.own.image_token, parts), ids.index(mine.own.image_token)
+    mine.runner.reset(0)
+    with pytest.raises(ValueError, match="ends: an image of slot 0 does not fit into one prefill call"):
+        mine.runner.prefill([prompt.chunk().part(0, first + 1)], [GREEDY])
+
+
+def test_the_memory_of_a_tower_is_known_before_it_is_loaded(case: Open) -> None:
+    mine = case(OFTEN)
+    spec = WorkerSpec("w0", "model", str(mine.path), backend="iree", dtype="float32")
+    assert vision_bytes(spec, "float32") == mine.runner.memory()["vision_weights"] > 0
+    without = replace(spec, vision=False)
+    assert vision_bytes(without, "float32") == 0
+    config = ModelConfig.from_dir(mine.path)
+    shown, text = (MemoryFigures.of(each, "iree", config).weights["none"] for each in (spec, without))
+    assert shown is not None
+    assert text is not None
+    assert shown - text == mine.runner.memory()["vision_weights"]
+
+
+def test_without_the_tower_the_graphs_are_those_of_a_text(case: Open, load: Load) -> None:
+    mine = case(OFTEN)
+    runner = load(mine.path, context=CONTEXT, slots=3, vision=False)
+    try:
+        with_tower, without = mine.runner.graphs.builder.plan, runner.graphs.builder.plan
+        assert runner.vision is None
+        assert runner.capabilities.embedding_width == 0
+        names = {name for group in without.everything() for name in group}
+        more = {name for group in with_tower.everything() for name in group} - names
+        assert more
+        assert all(name.startswith((EMBEDDED, "tower_")) for name in more)
+        for group in without.everything():
+            assert with_tower.describe(group) == without.describe(group)
+    finally:
+        runner.close()

@@ -1,0 +1,166 @@
+"""The graphs of vision towers against numpy, with random parameters."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.vision_tower import NumpyTower
+from tests.workers.iree.vision.prompted import finish
+from tests.workers.iree.vision.random_towers import random_image, random_parameters
+from workers.engine.runner import NotFiniteError
+from workers.iree.build.compiler import Compiler
+from workers.iree.build.tower_graphs import TowerGraphs
+from workers.iree.device.cpu import Cpu
+from workers.iree.device.device import Device
+from workers.iree.kernels.ir.arithmetic import arithmetic_of
+from workers.iree.model.plain_ops import PlainOps
+from workers.iree.model.tiled_ops import TiledOps
+from workers.iree.vision.encoder import IreeVision
+from workers.vision.config import Merger, VisionConfig
+from workers.vision.patches import ImagePatches
+
+EACH = Merger("concat", "layer", True, 1e-6, 24, "gelu", True)
+QWEN3 = VisionConfig(
+    family="qwen3_vl",
+    patch_values=20,
+    layers=2,
+    hidden=32,
+    heads=2,
+    head_dim=16,
+    mlp=40,
+    norm="layer",
+    eps=1e-6,
+    activation="gelu_tanh",
+    gated=False,
+    biases=True,
+    scale=0.25,
+    group=4,
+    merger=EACH,
+    output=24,
+    rope_theta=10000.0,
+    table=(6, 6),
+    table_kind="interpolated",
+    taps=(0,),
+    tap_merger=Merger("concat", "layer", False, 1e-6, 24, "gelu", True),
+)
+TOWERS: Mapping[str, VisionConfig] = {
+    "clipped": VisionConfig(
+        family="gemma4",
+        patch_values=48,
+        layers=2,
+        hidden=32,
+        heads=2,
+        head_dim=16,
+        mlp=48,
+        norm="rms",
+        eps=1e-6,
+        activation="gelu_tanh",
+        gated=True,
+        biases=False,
+        scale=1.0,
+        group=9,
+        merger=Merger("mean", "rms", False, 1e-6, 0, None, False, 32**0.5),
+        output=40,
+        qk_norm=True,
+        sandwich=True,
+        rope_theta=100.0,
+        table=(24, 24),
+        table_kind="axes",
+        standardize=True,
+        columns_first=True,
+        clipped=True,
+    ),
+    "deep stack": QWEN3,
+    "windows": VisionConfig(
+        family="qwen2_5_vl",
+        patch_values=20,
+        layers=2,
+        hidden=40,
+        heads=2,
+        head_dim=20,
+        mlp=36,
+        norm="rms",
+        eps=1e-6,
+        activation="silu",
+        gated=True,
+        biases=True,
+        scale=20**-0.5,
+        group=4,
+        merger=Merger("concat", "rms", True, 1e-6, 24, "quick_gelu", True),
+        output=24,
+        rope_theta=10000.0,
+        full_layers=frozenset({1}),
+        last_norm=True,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    made = Device("", 2)
+    yield made
+    made.close()
+
+
+def tower(device: Device, cache_dir: Path, config: VisionConfig, dtype: str, *, plain: bool = False) -> IreeVision:
+    cpu = Cpu.named("host")
+    ops = PlainOps(dtype) if plain else TiledOps(dtype, arithmetic_of(cpu.features, dtype), threads=2, pause=cpu.pause)
+    graphs = TowerGraphs.of(config, ops)
+    compiler = Compiler(cache_dir, device.compile_flags(), device.compile_target())
+    module = device.load(compiler.compile(graphs.module()), None, "model")
+    return IreeVision(device, graphs, module, random_parameters(config))
+
+
+CASES = {
+    "clipped": ("clipped", "float32", False),
+    "clipped bfloat16": ("clipped", "bfloat16", False),
+    "deep stack": ("deep stack", "float32", False),
+    "deep stack in plain StableHLO": ("deep stack", "float32", True),
+    "windows": ("windows", "float32", False),
+    "windows in plain StableHLO": ("windows", "float32", True),
+}
+ERRORS = {"float32": 1e-4, "bfloat16": 0.05}
+"""The largest error of a number, beside the largest number."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "plain"),
+    [
+        pytest.param(*each, id=name, marks=[] if name == "clipped" else [pytest.mark.exhaustive])
+        for name, each in CASES.items()
+    ],
+)
+def test_rows_are_those_of_numpy(name: str, dtype: str, plain: bool, device: Device, cache_dir: Path) -> None:
+    config = TOWERS[name]
+    vision = tower(device, cache_dir, config, dtype, plain=plain)
+    # One block, and more than one, of which the last one is not whole.
+    for rows, columns in ((2, 3), (36 // config.group, 8)):
+        image = random_image(config, rows, columns, windows=config.full_layers is not None)
+        expected = NumpyTower(config, random_parameters(config)).rows(image)
+        found = finish(vision.begin(image))
+        assert found.shape == (image.count, vision.width)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=ERRORS[dtype] * np.abs(expected).max())
+    for wrong, problem in refused(config).items():
+        with pytest.raises(ValueError, match=problem):
+            vision.begin(wrong)
+    damaged = replace(image, values=np.full_like(image.values, np.nan))
+    with pytest.raises(NotFiniteError):
+        finish(vision.begin(damaged))
+    vision.close()
+
+
+def refused(config: VisionConfig) -> dict[ImagePatches, str]:
+    """Return images that a tower cannot take, and why."""
+    image = random_image(config, 2, 3, windows=config.full_layers is not None)
+    found = {
+        replace(image, values=image.values[:0]): "patches: 0, the tower takes 1 to",
+        replace(image, values=image.values[:-1]): f"are no groups of {config.group}",
+        replace(image, values=image.values[:, 1:]): f"with {config.patch_values} values each",
+        replace(image, tokens=(2, 2)): f"tokens: 4 of {6 * config.group} patches",
+    }
+    if config.full_layers is not None:
+        found[replace(image, windows=None)] = "windows: the tower has layers that attend within them"
+    return found

@@ -1,0 +1,1 @@
+"""A vision tower as graphs compute it: its parameters, its attention and its parts."""

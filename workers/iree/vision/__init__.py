@@ -1,0 +1,1 @@
+"""The computation of images by a vision tower on a device."""
