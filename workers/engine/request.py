@@ -26,6 +26,7 @@ from protocol.request import Sampling
 from protocol.scheduling import NORMAL, Urgency
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings, without_rows
+from workers.engine.pooled.pooled_prompt import PooledPrompt
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.sparse.kept_rows import check_ranges
 from workers.engine.sparse.sparse_request import SparsePrompt
@@ -115,6 +116,8 @@ class EngineRequest:
     """Computes only a part of the prompt; None computes all of it."""
     example: tuple[int, ...] = ()
     """Tokens of an answer that `grammar` allows, by which the first answer is drafted."""
+    pooled: PooledPrompt | None = None
+    """Computes a vector of the prompt, with `max_tokens` 0; None generates an answer."""
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
@@ -175,6 +178,26 @@ def check(request: EngineRequest, vocab_size: int, context: int, embedding_width
     biased = [each.token for each in request.sampling.logit_bias]
     _check_tokens("logit_bias", biased, vocab_size)
     _check_bad_sequences(request, vocab_size)
+
+
+def check_pooled(request: EngineRequest, hidden_width: int, *, bidirectional: bool) -> None:
+    """Refuse a request for what the runner does not compute: UNSUPPORTED, or INVALID with the invalid field. The
+    arguments as in `RunnerCapabilities`."""
+    if request.pooled is None:
+        if bidirectional:
+            text = "the model is an encoder, which generates no text: ask for embeddings or scores"
+            raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt")
+        return
+    if not hidden_width:
+        raise RequestRefused(ErrorCode.UNSUPPORTED, "the model has no hidden states to pool here", "prompt")
+    if request.embeddings is not None or request.resume or request.prompt_logprobs or request.sparse is not None:
+        text = "a prompt whose hidden states are pooled has tokens alone, and no log-probabilities"
+        raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt")
+    if request.max_tokens != 0:
+        raise _invalid("max_tokens", "`max_tokens` is 0 for a prompt whose hidden states are pooled")
+    types = request.pooled.token_types
+    if types is not None and len(types) != len(request.prompt):
+        raise _invalid("prompt", f"there are {len(types)} token types for {len(request.prompt)} tokens")
 
 
 def _check_embeddings(request: EngineRequest, embeddings: PromptEmbeddings, width: int) -> None:
