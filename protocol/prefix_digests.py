@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from protocol.bounds import MAX_PREFIX_DIGESTS
-from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput, TokensInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, PairInput, TextInput, TokensInput
 
 FIRST_BYTES = 128
 """Length of the shortest prefix that has a digest, some 32 tokens of text."""
@@ -102,7 +102,7 @@ def answer_begins(source: Input) -> str:
     return f"{_SEPARATOR}assistant{_FIELD}" if isinstance(source, ChatInput) else ""
 
 
-def _texts(source: TextInput | ChatInput | InfillInput) -> Iterator[str]:
+def _texts(source: TextInput | ChatInput | InfillInput | PairInput) -> Iterator[str]:
     match source:
         case TextInput(text):
             yield text
@@ -113,6 +113,8 @@ def _texts(source: TextInput | ChatInput | InfillInput) -> Iterator[str]:
                 yield from _message_texts(message)
         case InfillInput(prefix, suffix):
             yield f"{prefix}{_SEPARATOR}{suffix}"
+        case PairInput(first, second):
+            yield f"{first}{_SEPARATOR}{second}"
 
 
 def _message_texts(message: Message) -> Iterator[str]:

@@ -386,7 +386,8 @@ class Scheduler:
     def remove(self, stream: int, *, failed: bool = False) -> EngineSequence | None:
         """Remove a sequence in any phase. Its slot is retained, or dirty until the runner has reset it.
 
-        The rows of a sequence that `failed` are not retained, nor those of one whose hidden states are pooled. Returns None for an unknown sequence.
+        The rows of a sequence that `failed` are not retained, nor those of one whose hidden states are pooled. Returns
+        None for an unknown sequence.
         """
         waiting = self._waiting.remove(stream) or self._scoring.pop(stream, None)
         if waiting is not None:

@@ -95,8 +95,9 @@ def activated(logits: NDArray[np.float32], activation: str) -> NDArray[np.float3
     """Return logits after an activation, computed in float64. Every other name than `sigmoid` and `softmax` is none."""
     wide = logits.astype(np.float64)
     if activation == "sigmoid":
-        return (1.0 / (1.0 + np.exp(-wide))).astype(np.float32)
+        wide = 1.0 / (1.0 + np.exp(-wide))
+        return wide.astype(np.float32)
     if activation == "softmax":
-        powers = np.exp(wide - wide.max())
-        return (powers / powers.sum()).astype(np.float32)
+        wide = np.exp(wide - wide.max())
+        return np.asarray(wide / wide.sum(), np.float32)
     return logits

@@ -31,6 +31,8 @@ from workers.grammar.vocabulary import tokenizer_vocabulary
 from workers.host.memory import rows_of, spare_bytes
 from workers.load_options import Progress, SparseSettings
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
+from workers.pooling.checkpoint_default import default_pooling
+from workers.pooling.served_pooling import NO_POOLING, ServedPooling
 from workers.prefix_store.directory import DirectoryUnusable, default_directory
 from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
@@ -39,6 +41,7 @@ from workers.process.spec import WorkerSpec
 from workers.process.startup.alone import log_alone
 from workers.process.startup.state_cache import state_cache_bytes
 from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.pooling import scripted_pooling
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.tokenizer import Tokenizer
 
@@ -67,6 +70,8 @@ class Loaded:
     """The model's head for multi-token prediction drafts tokens."""
     sparse: SparseSettings | None = None
     """Settings of sparse prefill; None without it."""
+    pooling: ServedPooling = NO_POOLING
+    """What the model makes of hidden states."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -133,8 +138,29 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     if draft is not None:
         held += memory_bytes(draft.capabilities, engine.kv_capacity)
     return Loaded(
-        engine, tokenizer, context, step_s, eos_ids, sampling_defaults, grammars, formats, held, mtp, spec.sparse
+        engine,
+        tokenizer,
+        context,
+        step_s,
+        eos_ids,
+        sampling_defaults,
+        grammars,
+        formats,
+        held,
+        mtp,
+        spec.sparse,
+        _pooling(spec, runner.capabilities),
     )
+
+
+def _pooling(spec: WorkerSpec, capabilities: RunnerCapabilities) -> ServedPooling:
+    """Return what the model makes of hidden states."""
+    width, generates = capabilities.hidden_width, not capabilities.bidirectional
+    if spec.backend == "scripted":
+        return scripted_pooling(spec.scripted.pooling, width)
+    if not width:
+        return NO_POOLING
+    return default_pooling(Path(spec.model_path), width, generates=generates)
 
 
 def kv_tokens(
@@ -244,7 +270,7 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     began = clock()
     sane = has_finite_logits(runner, 0, length)
     prefilled = clock()
-    if sane:
+    if sane and not runner.capabilities.bidirectional:
         sane = runner.decode([DecodeRow(0, PROBE_TOKEN, length, length, SampleSpec(Sampling(), length + 1))]) != [None]
     decode_s = clock() - prefilled
     if not sane:

@@ -32,6 +32,8 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """A step has room for drafted tokens. Without, the pace of answers is that of the steps."""
     recurrent: bool = False
     """The model has a recurrent state beside its rows."""
+    pooling: Literal["vectors", "encoder", "pairs"] = "vectors"
+    """What the model makes of texts, and whether it generates: see `workers.scripted.pooling`."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, PairInput, TextInput
 from protocol.scheduling import NORMAL, Urgency
 
 BYTES_PER_TOKEN = 3
@@ -37,6 +37,8 @@ def prompt_tokens(source: Input) -> int:
             texts = [source.tools_json, *(text for message in source.messages for text in _texts(message))]
         case InfillInput():
             texts = [source.prefix, source.suffix]
+        case PairInput():
+            texts = [source.first, source.second]
         case EmbeddedInput():
             return source.count
         case _:

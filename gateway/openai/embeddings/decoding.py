@@ -1,0 +1,112 @@
+"""Decodes bodies of `/v1/embeddings`."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.errors import invalid
+from gateway.generation.builder import RequestParameters, build_request
+from gateway.generation.field_names import FieldNames, same_names
+from gateway.generation.request import GenerationRequest, OutputOptions
+from gateway.generation.unsupported_options import NeutralValues, refuse_options
+from gateway.http.json_body import decode_body
+from gateway.openai.completions.fields import prompt_inputs
+from gateway.openai.embeddings.answer import EmbeddingsAnswer
+from gateway.openai.embeddings.schema import MAX_INPUTS, EmbeddingsBody
+from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import Decoded
+from protocol.request import Input, Limits, Pooled, Sampling, TextInput, TokensInput
+
+OPTIONS: NeutralValues = {
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "messages": (),
+    "mm_processor_kwargs": (),
+    "use_activation": (),
+}
+"""The values of options that change nothing, besides `null`."""
+NAMES = {"prompt": "input", "messages": "input"} | same_names("dimensions", "truncate_prompt_tokens")
+"""The names of fields in errors."""
+WHOLE_CONTEXT = -1
+"""A truncation to what the model takes."""
+
+
+class EmbeddingsDecoder:
+    """Decodes the bodies of the endpoint. Every refusal is a `RequestError` that names its field."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._body = msgspec.json.Decoder(EmbeddingsBody)
+
+    def embeddings(self, raw: bytes) -> Decoded:
+        """Decode a body of `/v1/embeddings`."""
+        body = decode_body(self._body, raw)
+        refuse_options(body, OPTIONS, OPTIONS)
+        if body.prompt_name and body.input_type and body.prompt_name != body.input_type:
+            raise invalid("input_type", "`input_type` and `prompt_name` differ; send one of them")
+        pooled = Pooled(
+            dimensions=body.dimensions or 0,
+            normalize=body.normalize,
+            truncate=truncation(body.truncate_prompt_tokens),
+            special=body.add_special_tokens is not False,
+            prompt=body.prompt_name or body.input_type or "",
+        )
+        several = not isinstance(body.input, str) and not isinstance(body.input[0], int)
+        inputs = prompt_inputs(body.input, "input")
+        named = {"prompt_name": "prompt_name" if body.prompt_name else "input_type"}
+        request = pooled_request(
+            self._settings,
+            len(raw),
+            model=body.model,
+            inputs=inputs,
+            names=input_names("input", len(inputs), several=several),
+            pooled=pooled,
+            cache_salt=body.cache_salt or "",
+            fields=FieldNames(NAMES | named),
+        )
+        return Decoded(request, EmbeddingsAnswer(base64=body.encoding_format == "base64"))
+
+
+def truncation(given: int | None) -> int | None:
+    """The tokens that are kept of a longer text, as `Pooled.truncate` has them. Raises `RequestError` for none."""
+    if given == 0:
+        raise invalid("truncate_prompt_tokens", "`truncate_prompt_tokens` is 1 and up, or -1 for what the model takes")
+    return 0 if given == WHOLE_CONTEXT else given
+
+
+def input_names(field: str, count: int, *, several: bool) -> tuple[str, ...]:
+    """The names of the texts of a field, in errors."""
+    return tuple(f"{field}[{index}]" for index in range(count)) if several else (field,) * count
+
+
+def pooled_request(
+    settings: GatewaySettings,
+    size: int,
+    *,
+    model: str,
+    inputs: Sequence[Input],
+    names: tuple[str, ...],
+    pooled: Pooled,
+    fields: FieldNames,
+    cache_salt: str = "",
+) -> GenerationRequest:
+    """Return the request for what is computed of texts, of a body of `size` bytes. Raises `RequestError` for too many
+    of them, and for empty ones."""
+    if len(inputs) > MAX_INPUTS:
+        field = fields.name("prompt")
+        raise invalid(field, f"`{field}` has {len(inputs)} texts; one request may have {MAX_INPUTS}")
+    for source, name in zip(inputs, names, strict=True):
+        if (isinstance(source, TextInput) and not source.text) or (
+            isinstance(source, TokensInput) and not source.tokens
+        ):
+            raise invalid(name, f"`{name}` is empty")
+    wanted = RequestParameters(
+        model=model,
+        inputs=inputs,
+        sampling=Sampling(),
+        limits=Limits(max_tokens=0),
+        output=OutputOptions(limit_field=fields.name("prompt"), fields=fields, input_fields=names),
+        cache_salt=cache_salt,
+        pooled=pooled,
+    )
+    return build_request(settings, wanted, size)
