@@ -39,7 +39,8 @@ class PairScores:
 
 
 def _dot(first: Sequence[float], second: Sequence[float]) -> float:
-    return sum(map(mul, first, second))
+    total: float = sum(map(mul, first, second))
+    return total
 
 
 def _unit(vector: tuple[float, ...]) -> tuple[float, ...]:

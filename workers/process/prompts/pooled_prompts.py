@@ -41,8 +41,7 @@ class PooledPrompts:
         if not tokens:
             raise PromptRefused(ErrorCode.INVALID, "the text has no tokens", "prompt")
         if len(tokens) > self._context:
-            text = f"the text has {len(tokens)} tokens, and the model takes {self._context}"
-            raise PromptRefused(ErrorCode.CONTEXT, f"{text}: send less, or set `truncate_prompt_tokens`", "prompt")
+            raise self._too_long(f"{len(tokens)} tokens")
         return tokens, PooledPrompt(lambda: self._pooler(pooled), types)
 
     def _pooler(self, pooled: Pooled) -> Pooler:
@@ -95,11 +94,12 @@ class PooledPrompts:
         if most is not None:
             return text[: max(1, most) * tokenizer.longest_token]
         if len(text) > self._context * tokenizer.longest_token:
-            problem = (
-                f"a text of {len(text)} characters cannot fit into the {self._context} tokens that the model takes"
-            )
-            raise PromptRefused(ErrorCode.CONTEXT, problem, "prompt")
+            raise self._too_long(f"{len(text)} characters")
         return text
+
+    def _too_long(self, length: str) -> PromptRefused:
+        text = f"the text has {length}, and the model takes {self._context} tokens"
+        return PromptRefused(ErrorCode.CONTEXT, f"{text}: send less, or set `truncate_prompt_tokens`", "prompt")
 
 
 def _find(tokens: Sequence[int], part: Sequence[int], start: int = 0) -> int | None:
