@@ -45,7 +45,6 @@ FIELDS = (
     "tools",
     "top_k",
     "top_p",
-    "truncate_prompt_tokens",
     "typical_p",
     "xtc_probability",
     "xtc_threshold",

@@ -27,9 +27,7 @@ from protocol.bounds import MAX_VECTOR_WIDTH, Name, Text
 from protocol.request import Pooled, TextInput
 
 _encode = msgspec.json.Encoder().encode
-EMBED = FieldNames(
-    {"prompt": "input", "messages": "input", "dimensions": "dimensions", "truncate_prompt_tokens": "truncate"}
-)
+EMBED = FieldNames({"prompt": "input", "messages": "input", "dimensions": "dimensions"})
 """The names of fields in errors."""
 EMBEDDINGS = FieldNames({"prompt": "prompt", "messages": "prompt"})
 

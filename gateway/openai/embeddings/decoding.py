@@ -25,7 +25,7 @@ OPTIONS: NeutralValues = {
     "use_activation": (),
 }
 """The values of options that change nothing, besides `null`."""
-NAMES = {"prompt": "input", "messages": "input"} | same_names("dimensions", "truncate_prompt_tokens")
+NAMES = {"prompt": "input", "messages": "input"} | same_names("dimensions")
 """The names of fields in errors."""
 WHOLE_CONTEXT = -1
 """A truncation to what the model takes."""

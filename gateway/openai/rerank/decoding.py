@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.errors import RequestError, invalid
-from gateway.generation.field_names import FieldNames, same_names
+from gateway.generation.field_names import FieldNames
 from gateway.generation.request import GenerationRequest
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
 from gateway.http.json_body import decode_body
@@ -31,10 +31,9 @@ OPTIONS: NeutralValues = {
     "use_activation": (True,),
 }
 """The values of options that change nothing, besides `null`."""
-_TRUNCATION = same_names("truncate_prompt_tokens")
-RERANK = FieldNames({"prompt": "documents", "messages": "documents"} | _TRUNCATION)
+RERANK = FieldNames({"prompt": "documents", "messages": "documents"})
 """The names of fields in errors."""
-SCORE = FieldNames({"prompt": "text_2", "messages": "text_2"} | _TRUNCATION)
+SCORE = FieldNames({"prompt": "text_2", "messages": "text_2"})
 
 
 class ComparisonDecoder:

@@ -99,7 +99,7 @@ class PooledPrompts:
 
     def _too_long(self, length: str) -> PromptRefused:
         text = f"the text has {length}, and the model takes {self._context} tokens"
-        return PromptRefused(ErrorCode.CONTEXT, f"{text}: send less, or set `truncate_prompt_tokens`", "prompt")
+        return PromptRefused(ErrorCode.CONTEXT, f"{text}: send less, or let it be truncated", "prompt")
 
 
 def _find(tokens: Sequence[int], part: Sequence[int], start: int = 0) -> int | None:

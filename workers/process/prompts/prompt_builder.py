@@ -154,8 +154,10 @@ class PromptBuilder:
             pooled_tokens, pooled = self._pooled.build(submit, submit.pooled)
             return TokenizedPrompt(pooled_tokens, None, frozenset(), pooled=pooled)
         if not self._generates:
-            problem = "the model is an encoder, which generates no text: send texts to `/v1/embeddings` or `/rerank`"
-            raise unsupported(problem, "messages" if isinstance(submit.input, ChatInput) else "prompt")
+            problem = "the model is an encoder, which generates no text: send texts to /v1/embeddings or /rerank"
+            if isinstance(submit.input, ChatInput):
+                raise unsupported(problem, "messages")
+            raise unsupported(problem, "prompt")
         check_allowed(submit.sampling, self._vocab_size)
         embeddings = None
         if isinstance(submit.input, EmbeddedInput):

@@ -2,6 +2,9 @@
 
 import base64
 import struct
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -10,12 +13,14 @@ import httpx
 import openai
 import pytest
 
+from gateway.keys.record import KeyLimits, KeyRecord
 from gateway.openai.embeddings.schema import MAX_INPUTS
 from tests.gateway.harness.engines import WIDTH, EngineWorker
 from tests.gateway.openai.embeddings.stepped import stepped
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/embeddings"
+KEY = "sk-a-key-of-a-client"
 
 
 async def post(client: httpx.AsyncClient, path: str = URL, **body: Any) -> Any:
@@ -83,7 +88,7 @@ async def test_the_openai_client_embeds_the_largest_batch() -> None:
         ({"input": ["a", ""]}, "input[1]", "empty"),
         ({"input": [[1], []]}, "input[1]", ""),
         ({"input": ["a", "b" * 5000]}, "input[1]", "4096"),
-        ({"input": ["b" * 4097]}, "input[0]", "truncate_prompt_tokens"),
+        ({"input": ["b" * 4097]}, "input[0]", "4097 characters"),
         ({"input": [[1, 2], [3, 999]]}, "input[1]", "999"),
         ({"input": "a", "dimensions": 5}, "dimensions", "4 numbers"),
         ({"input": "a", "dimensions": 0}, "dimensions", ""),
@@ -157,13 +162,15 @@ async def test_a_client_that_leaves_ends_its_texts() -> None:
         assert len(vectors(await post(served.client, input="a"))) == 1
 
 
-async def test_keys_are_charged_for_tokens(tmp_path: Any) -> None:
+async def test_keys_are_charged_for_tokens(tmp_path: Path) -> None:
     """A key with a limit of tokens is refused the request that goes beyond it."""
-    keys = tmp_path / "keys.json"
-    keys.write_text('{"keys": [{"name": "k", "key": "secret-secret-secret", "tokens_per_minute": 100}]}')
+    limits = KeyLimits(tokens_per_minute=100)
+    record = KeyRecord(name="k", sha256=sha256(KEY.encode()).hexdigest(), created=datetime.now(UTC), limits=limits)
+    keys = tmp_path / "keys"
+    keys.write_text(record.line() + "\n")
     keys.chmod(0o600)
     async with stepped(api_keys_file=str(keys)) as served:
-        served.client.headers["authorization"] = "Bearer secret-secret-secret"
+        served.client.headers["authorization"] = f"Bearer {KEY}"
         await post(served.client, input="x" * 60)
         refused = await served.client.post(URL, json={"model": "tiny", "input": ["x" * 60] * 3})
         assert refused.status_code == 429
