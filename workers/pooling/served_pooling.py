@@ -27,6 +27,8 @@ class ServedPooling:
     """The classifier takes pairs of texts."""
     generates: bool = True
     """The model generates text as well."""
+    max_tokens: int = 0
+    """Tokens of a text that the model was trained for, as its files say; 0 is the context."""
 
     def vector_pooler(self, dimensions: int, normalize: bool | None) -> VectorPooler:
         """Return a new pooler of vectors. None normalizes them as the checkpoint says."""

@@ -31,7 +31,7 @@ class PooledPrompts:
 
     def __init__(self, encoder: PromptEncoder, context: int, pooling: ServedPooling) -> None:
         self._encoder = encoder
-        self._context = context
+        self._context = min(context, pooling.max_tokens or context)
         self._pooling = pooling
 
     def build(self, submit: Submit, pooled: Pooled) -> tuple[tuple[int, ...], PooledPrompt]:
