@@ -95,7 +95,7 @@ def activated(logits: NDArray[np.float32], activation: str) -> NDArray[np.float3
     """Return logits after an activation, computed in float64. Every other name than `sigmoid` and `softmax` is none."""
     wide = logits.astype(np.float64)
     if activation == "sigmoid":
-        wide = 1.0 / (1.0 + np.exp(-wide))
+        wide = 0.5 * (1.0 + np.tanh(0.5 * wide))  # in this form nothing overflows
         return wide.astype(np.float32)
     if activation == "softmax":
         wide = np.exp(wide - wide.max())
