@@ -395,7 +395,7 @@ class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaul
     stop: Stop | TokenId | None = None
     """The one of `Limits.stop` or `Limits.stop_ids` that ended the answer; None for another end."""
     vector: VectorBytes = b""
-    """What `Submit.pooled` asks for."""
+    """The result that `Submit.pooled` asks for."""
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=True, gc=False):

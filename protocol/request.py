@@ -233,7 +233,7 @@ Input = TextInput | TokensInput | ChatInput | InfillInput | EmbeddedInput | Pair
 
 
 class Pooled(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What is computed of a prompt in place of an answer. The prompt is a text, token ids, or a pair of texts."""
+    """The result that is computed of a prompt in place of an answer: of a text, token ids, or a pair of texts."""
 
     kind: Literal["vector", "scores"] = "vector"
     """`vector`: the embedding of the prompt; `scores`: one number for each label of the model's classifier."""

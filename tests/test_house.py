@@ -150,7 +150,9 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "mtp": {"device", "build", "batch_inputs", "graph_registry", "sampler"},
         "slot_state_buffer": {"device", "build"},
         "window_states": {"model", "kv_groups"},
+        "hidden_rows": set(),
         "runner": {
+            "hidden_rows",
             "device",
             "model",
             "build",

@@ -44,7 +44,7 @@ class RequestParameters:
     shared: bool = False
     """A long part of the body is in each of the inputs."""
     pooled: Pooled | None = None
-    """What is computed of each prompt in place of an answer. The dialect bounds the number of prompts."""
+    """The result that is computed of each prompt in place of an answer. The dialect bounds the number of prompts."""
 
 
 def build_request(settings: GatewaySettings, wanted: RequestParameters, size: int) -> GenerationRequest:

@@ -76,7 +76,7 @@ class PromptDelta(Struct, frozen=True, gc=False):
 
 
 class VectorDelta(Struct, frozen=True, gc=False):
-    """What was computed of a prompt in place of an answer."""
+    """The vector that was computed of a prompt in place of an answer."""
 
     index: int
     vector: bytes

@@ -24,7 +24,7 @@ class SequenceRequest:
     echo: bool = False
     """The client gets the text of the prompt, too. Of token ids it is that of their reports, which are required."""
     pooled: Pooled | None = None
-    """What is computed of the prompt in place of an answer."""
+    """The result that is computed of the prompt in place of an answer."""
 
 
 @dataclass(frozen=True, slots=True)

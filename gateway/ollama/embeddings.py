@@ -12,14 +12,14 @@ from msgspec import Meta, Struct
 from gateway.errors import invalid
 from gateway.generation.delta import OutputDelta, TokenCounts
 from gateway.generation.field_names import FieldNames
+from gateway.generation.pooled.texts import input_names, pooled_request
+from gateway.generation.pooled.vectors import numbers, vectors
 from gateway.http.json_body import decode_body
 from gateway.ollama.answer import NDJSON
 from gateway.ollama.decoding import model_named
 from gateway.ollama.residence import ModelResidence, keep_alive_s
 from gateway.ollama.schema import ModelOptions
 from gateway.ollama.unsupported import refuse_unsupported
-from gateway.openai.embeddings.answer import numbers, vectors
-from gateway.openai.embeddings.decoding import input_names, pooled_request
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnswerHead, Decoded

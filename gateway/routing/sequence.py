@@ -150,7 +150,7 @@ class LiveSequence:
         self.since_replay = 0
         """Tokens since the last of these failures."""
         self.vector = b""
-        """What was computed of its prompt, until the client takes it."""
+        """The vector of its prompt, until the client takes it."""
         self._output: list[Output] = []
         self._output_ends = array("I")
         """For each of these, the number of tokens when it was complete."""

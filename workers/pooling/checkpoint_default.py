@@ -1,4 +1,4 @@
-"""What a served checkpoint makes of hidden states: its files say it, or the last token of a model that generates."""
+"""The pooling of a served checkpoint: its files state it, or it is the last token of a model that generates."""
 
 from pathlib import Path
 

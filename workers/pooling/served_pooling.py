@@ -1,4 +1,4 @@
-"""What a served model makes of the hidden states of texts: vectors, scores, or neither."""
+"""The pooling of a served model: vectors or scores of texts, or neither."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

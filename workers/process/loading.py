@@ -71,7 +71,7 @@ class Loaded:
     sparse: SparseSettings | None = None
     """Settings of sparse prefill; None without it."""
     pooling: ServedPooling = NO_POOLING
-    """What the model makes of hidden states."""
+    """Vectors and scores that the model makes of texts."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:

@@ -33,7 +33,7 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     recurrent: bool = False
     """The model has a recurrent state beside its rows."""
     pooling: Literal["vectors", "encoder", "pairs"] = "vectors"
-    """What the model makes of texts, and whether it generates: see `workers.scripted.pooling`."""
+    """Vectors and scores that the model makes of texts, and whether it generates: see `workers.scripted.pooling`."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):

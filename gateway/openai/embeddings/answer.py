@@ -1,6 +1,5 @@
 """Answers of `/v1/embeddings`, in parts of one vector each."""
 
-import struct
 from binascii import b2a_base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,22 +7,13 @@ from typing import NoReturn
 
 import msgspec
 
-from gateway.generation.delta import OutputDelta, TokenCounts, VectorDelta
+from gateway.generation.delta import OutputDelta, TokenCounts
+from gateway.generation.pooled.vectors import numbers, vectors
 from gateway.openai.fields import extension, head_fields
 from gateway.streaming import sse
 from gateway.streaming.dialect import AnswerHead
 
 _encode = msgspec.json.Encoder().encode
-
-
-def numbers(vector: bytes) -> tuple[float, ...]:
-    """The numbers of a vector in float32, little-endian."""
-    return struct.unpack(f"<{len(vector) // 4}f", vector)
-
-
-def vectors(deltas: Sequence[OutputDelta]) -> dict[int, bytes]:
-    """The vectors of an answer by the index of their prompt."""
-    return {delta.index: delta.vector for delta in deltas if isinstance(delta, VectorDelta)}
 
 
 def token_usage(counts: TokenCounts) -> dict[str, dict[str, int]]:

@@ -1,21 +1,18 @@
 """Decodes bodies of `/v1/embeddings`."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from gateway.errors import invalid
-from gateway.generation.builder import RequestParameters, build_request
 from gateway.generation.field_names import FieldNames, same_names
-from gateway.generation.request import GenerationRequest, OutputOptions
+from gateway.generation.pooled.texts import input_names, pooled_request
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
 from gateway.http.json_body import decode_body
 from gateway.openai.completions.fields import prompt_inputs
 from gateway.openai.embeddings.answer import EmbeddingsAnswer
-from gateway.openai.embeddings.schema import MAX_INPUTS, EmbeddingsBody
+from gateway.openai.embeddings.schema import EmbeddingsBody
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
-from protocol.request import Input, Limits, Pooled, Sampling, TextInput, TokensInput
+from protocol.request import Pooled
 
 OPTIONS: NeutralValues = {
     "embed_dtype": ("float32",),
@@ -72,41 +69,3 @@ def truncation(given: int | None) -> int | None:
     if given == 0:
         raise invalid("truncate_prompt_tokens", "`truncate_prompt_tokens` is 1 and up, or -1 for what the model takes")
     return 0 if given == WHOLE_CONTEXT else given
-
-
-def input_names(field: str, count: int, *, several: bool) -> tuple[str, ...]:
-    """The names of the texts of a field, in errors."""
-    return tuple(f"{field}[{index}]" for index in range(count)) if several else (field,) * count
-
-
-def pooled_request(
-    settings: GatewaySettings,
-    size: int,
-    *,
-    model: str,
-    inputs: Sequence[Input],
-    names: tuple[str, ...],
-    pooled: Pooled,
-    fields: FieldNames,
-    cache_salt: str = "",
-) -> GenerationRequest:
-    """Return the request for what is computed of texts, of a body of `size` bytes. Raises `RequestError` for too many
-    of them, and for empty ones."""
-    if len(inputs) > MAX_INPUTS:
-        field = fields.name("prompt")
-        raise invalid(field, f"`{field}` has {len(inputs)} texts; one request may have {MAX_INPUTS}")
-    for source, name in zip(inputs, names, strict=True):
-        if (isinstance(source, TextInput) and not source.text) or (
-            isinstance(source, TokensInput) and not source.tokens
-        ):
-            raise invalid(name, f"`{name}` is empty")
-    wanted = RequestParameters(
-        model=model,
-        inputs=inputs,
-        sampling=Sampling(),
-        limits=Limits(max_tokens=0),
-        output=OutputOptions(limit_field=fields.name("prompt"), fields=fields, input_fields=names),
-        cache_salt=cache_salt,
-        pooled=pooled,
-    )
-    return build_request(settings, wanted, size)

@@ -9,8 +9,6 @@ from gateway.openai.ignored import Label
 from gateway.openai.schema import Prompt
 from protocol.bounds import MAX_NAME, MAX_TOKENS, MAX_VECTOR_WIDTH, Name
 
-MAX_INPUTS = 2048
-"""Texts of one request, as OpenAI allows."""
 Truncation = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]
 """Tokens of a longer text that are kept, the first ones; -1 keeps as many as the model takes."""
 

@@ -6,10 +6,11 @@ import msgspec
 
 from gateway.errors import RequestError, invalid
 from gateway.generation.field_names import FieldNames
+from gateway.generation.pooled.texts import input_names, pooled_request
 from gateway.generation.request import GenerationRequest
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
 from gateway.http.json_body import decode_body
-from gateway.openai.embeddings.decoding import input_names, pooled_request, truncation
+from gateway.openai.embeddings.decoding import truncation
 from gateway.openai.rerank.answer import ComparisonAnswer, RerankAnswer
 from gateway.openai.rerank.schema import MAX_DOCUMENTS, RerankBody
 from gateway.openai.rerank.similarity import PairScores

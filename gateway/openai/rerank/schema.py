@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from gateway.generation.pooled.texts import MAX_INPUTS
 from gateway.openai.answer_schema import BatonExtension
-from gateway.openai.embeddings.schema import MAX_INPUTS, EmbeddingUsage, Truncation
+from gateway.openai.embeddings.schema import EmbeddingUsage, Truncation
 from gateway.openai.ignored import Label
 from protocol.bounds import MAX_NAME, Name, Text
 

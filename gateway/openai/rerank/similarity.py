@@ -8,7 +8,7 @@ from operator import mul
 import anyio.lowlevel
 
 from gateway.generation.delta import OutputDelta
-from gateway.openai.embeddings.answer import numbers, vectors
+from gateway.generation.pooled.vectors import numbers, vectors
 
 AT_ONCE = 64
 """Pairs that are compared in one turn of the event loop: of vectors of 4,096 numbers they take 20 ms."""

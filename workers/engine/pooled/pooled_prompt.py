@@ -1,4 +1,4 @@
-"""What is computed of the hidden states of a prompt, in place of an answer."""
+"""Prompts of which a vector is computed in place of an answer, from their hidden states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -76,7 +76,7 @@ class TokenizedPrompt:
     example: tuple[int, ...] = ()
     """An example of what the grammar allows."""
     pooled: PooledPrompt | None = None
-    """What is computed of it in place of an answer."""
+    """The vector that is computed of it in place of an answer."""
 
     @property
     def grammar_name(self) -> str:

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
+from gateway.generation.pooled.texts import MAX_INPUTS
 from gateway.keys.record import KeyLimits, KeyRecord
-from gateway.openai.embeddings.schema import MAX_INPUTS
 from tests.gateway.harness.engines import WIDTH, EngineWorker
 from tests.gateway.openai.embeddings.stepped import stepped
 
