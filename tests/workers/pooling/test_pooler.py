@@ -41,7 +41,7 @@ class _Sums:
     activation = "softmax"
 
     def scores(self, hidden: NDArray[np.float32], /) -> NDArray[np.float32]:
-        return hidden.sum(0)[:3]
+        return np.asarray(hidden.sum(0)[:3], np.float32)
 
 
 def test_a_classifier_reads_all_hidden_states() -> None:
