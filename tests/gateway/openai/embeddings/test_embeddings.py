@@ -52,9 +52,9 @@ async def test_formats_and_options_of_a_vector() -> None:
         (short,) = vectors(await post(client, input="a text", dimensions=2))
         size = (raw[0] ** 2 + raw[1] ** 2) ** 0.5
         assert short == pytest.approx([raw[0] / size, raw[1] / size])
-        cut = await post(client, input="a text", truncate_prompt_tokens=3)
-        assert vectors(cut) == vectors(await post(client, input="a t"))
-        assert cut["usage"]["prompt_tokens"] == 3
+        truncated = await post(client, input="a text", truncate_prompt_tokens=3)
+        assert vectors(truncated) == vectors(await post(client, input="a t"))
+        assert truncated["usage"]["prompt_tokens"] == 3
         for name in ("prompt_name", "input_type"):
             named = await post(client, input="a text", **{name: "query"})
             assert vectors(named) == vectors(await post(client, input="query: a text"))

@@ -57,10 +57,10 @@ async def test_documents_are_ranked_by_their_scores(kind: ScriptedPooling) -> No
 async def test_pairs_are_truncated_at_the_longer_text() -> None:
     async with stepped(pooling="pairs") as served:
         long, short = "x" * 30, "abc"
-        cut = await post(served.client, "/v1/score", text_1=short, text_2=long, truncate_prompt_tokens=15)
-        assert cut["usage"]["prompt_tokens"] == 15
+        truncated = await post(served.client, "/v1/score", text_1=short, text_2=long, truncate_prompt_tokens=15)
+        assert truncated["usage"]["prompt_tokens"] == 15
         same = await post(served.client, "/v1/score", text_1=short, text_2=long[:10])
-        assert cut["data"] == same["data"]
+        assert truncated["data"] == same["data"]
 
 
 @pytest.mark.parametrize(
