@@ -44,6 +44,10 @@ MAX_IMAGE_SIDE = 16_384
 MAX_IMAGE_PIXELS = 40_000_000
 """Pixels of an image."""
 IMAGE_DIGEST_BYTES = 16
+MAX_VECTOR_WIDTH = 65_536
+"""Numbers of an embedding, or of the scores of a text."""
+MAX_POOLING_PROMPTS = 64
+"""Prompts that a checkpoint has by name for texts that are embedded."""
 ROWS_DIGEST_BYTES = 16
 MAX_TEMPERATURE = 100.0
 MAX_TOP_K = 1 << 20
@@ -79,6 +83,8 @@ Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Time = Annotated[int, Meta(ge=0, le=MAX_SECONDS)]
 Milliseconds = Annotated[int, Meta(ge=0, le=MAX_MILLISECONDS)]
 RowBytes = Annotated[bytes, Meta(max_length=MAX_ROWS_BYTES)]
+VectorBytes = Annotated[bytes, Meta(max_length=4 * MAX_VECTOR_WIDTH)]
+"""Numbers in float32, little-endian."""
 RowsDigest = Annotated[bytes, Meta(max_length=ROWS_DIGEST_BYTES)]
 
 

@@ -18,7 +18,7 @@ from protocol.bounds import (
     StreamId,
     Tokens,
 )
-from protocol.request import Grammar, Input, Limits, Sampling
+from protocol.request import Grammar, Input, Limits, Pooled, Sampling
 from protocol.scheduling import MAX_PRIORITY, PriorityClass, Urgency
 
 TENANT_SALT = ":"
@@ -73,6 +73,9 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     kept: RangeBounds | None = None
     """The ranges of the prompt that an earlier worker has computed, all of it if there are none: what `Limits` say of
     sparse prefill is decided. None if nothing was computed yet."""
+
+    pooled: Pooled | None = None
+    """Compute this of the prompt, which `Finished.vector` has, and generate nothing. None generates an answer."""
 
     @property
     def urgency(self) -> Urgency:

@@ -8,6 +8,7 @@ from protocol.bounds import (
     MAX_COUNT,
     MAX_GATEWAYS,
     MAX_PIECE_BYTES,
+    MAX_POOLING_PROMPTS,
     MAX_PREFIX_DIGESTS,
     MAX_PROMPT_PART,
     MAX_SEGMENTS,
@@ -28,6 +29,7 @@ from protocol.bounds import (
     Text,
     TokenId,
     Tokens,
+    VectorBytes,
 )
 from protocol.errors import ByeReason, ErrorCode
 from protocol.request import FinishReason
@@ -65,6 +67,16 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     """The model's own head for multi-token prediction drafts tokens."""
     images: bool = False
     """The model has a vision tower: `ChatInput.images` are accepted."""
+    generates: bool = True
+    """The model generates tokens. One that does not, an encoder, takes requests with `Submit.pooled` alone."""
+    vector_width: Count = 0
+    """The numbers of an embedding; 0 if the model makes none."""
+    pooling_prompts: Annotated[tuple[Label, ...], Meta(max_length=MAX_POOLING_PROMPTS)] = ()
+    """The names of the prompts that `Pooled.prompt` may name."""
+    labels: Count = 0
+    """The labels of the model's classifier, which gives each a score; 0 if it has none."""
+    pairs: bool = False
+    """The model compares texts: `PairInput` is accepted for scores."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -392,6 +404,8 @@ class Finished(Struct, frozen=True, array_like=True, tag="finished", omit_defaul
     """As in `Delta`."""
     stop: Stop | TokenId | None = None
     """The one of `Limits.stop` or `Limits.stop_ids` that ended the answer; None for another end."""
+    vector: VectorBytes = b""
+    """The result that `Submit.pooled` asks for."""
 
 
 class Failed(Struct, frozen=True, array_like=True, tag="failed", omit_defaults=True, gc=False):

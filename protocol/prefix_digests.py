@@ -14,7 +14,17 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 from protocol.bounds import IMAGE_DIGEST_BYTES, MAX_PREFIX_DIGESTS
-from protocol.request import ChatInput, EmbeddedInput, Image, InfillInput, Input, Message, TextInput, TokensInput
+from protocol.request import (
+    ChatInput,
+    EmbeddedInput,
+    Image,
+    InfillInput,
+    Input,
+    Message,
+    PairInput,
+    TextInput,
+    TokensInput,
+)
 
 FIRST_BYTES = 128
 """Length of the shortest prefix that has a digest, some 32 tokens of text."""
@@ -105,7 +115,7 @@ def answer_begins(source: Input) -> str:
     return f"{_SEPARATOR}assistant{_FIELD}" if isinstance(source, ChatInput) else ""
 
 
-def _texts(source: TextInput | ChatInput | InfillInput) -> Iterator[str]:
+def _texts(source: TextInput | ChatInput | InfillInput | PairInput) -> Iterator[str]:
     match source:
         case TextInput(text):
             yield text
@@ -116,6 +126,8 @@ def _texts(source: TextInput | ChatInput | InfillInput) -> Iterator[str]:
                 yield from _message_texts(message, source.images)
         case InfillInput(prefix, suffix):
             yield f"{prefix}{_SEPARATOR}{suffix}"
+        case PairInput(first, second):
+            yield f"{first}{_SEPARATOR}{second}"
 
 
 def _message_texts(message: Message, images: Sequence[Image]) -> Iterator[str]:

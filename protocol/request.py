@@ -35,6 +35,7 @@ from protocol.bounds import (
     MAX_TOOLS_JSON,
     MAX_TOP_K,
     MAX_TOP_LOGPROBS,
+    MAX_VECTOR_WIDTH,
     MIN_KEEP,
     MIN_REPETITION,
     Label,
@@ -251,7 +252,34 @@ class EmbeddedInput(Struct, frozen=True, array_like=True, tag="embedded", gc=Fal
         return sum(len(each.data) for each in self.segments if isinstance(each, EmbeddingRows))
 
 
-Input = TextInput | TokensInput | ChatInput | InfillInput | EmbeddedInput
+class PairInput(Struct, frozen=True, array_like=True, tag="pair", gc=False):
+    """Two texts that a model compares: a query and a document."""
+
+    first: Text
+    second: Text
+
+
+Input = TextInput | TokensInput | ChatInput | InfillInput | EmbeddedInput | PairInput
+
+
+class Pooled(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """The result that is computed of a prompt in place of an answer: of a text, token ids, or a pair of texts."""
+
+    kind: Literal["vector", "scores"] = "vector"
+    """`vector`: the embedding of the prompt; `scores`: one number for each label of the model's classifier."""
+    dimensions: Annotated[int, Meta(ge=0, le=MAX_VECTOR_WIDTH)] = 0
+    """The first numbers of the vector that are kept, before it is normalized; 0 keeps all."""
+    normalize: bool | None = None
+    """The vector has length 1. None leaves it to the checkpoint."""
+    activate: bool = True
+    """The scores are those after the activation that the checkpoint names."""
+    truncate: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    """Keep at most so many tokens of a longer prompt, the first ones; 0 is the context. None refuses a prompt that is
+    longer than the context."""
+    special: bool = True
+    """Add the tokens that the model expects around a text."""
+    prompt: Label = ""
+    """The name of a prompt of the checkpoint that is put before a text; empty for the checkpoint's default."""
 
 
 class Grammar(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import operator
 import os
 import re
 import signal
@@ -165,6 +166,30 @@ def test_the_server_scores_what_score_prints(served: Served) -> None:
     assert logprobs["token_logprobs"] == [None, *whole["log_likelihoods"], logprobs["token_logprobs"][-1]]
     assert echoed["text"].startswith(prompt + completion)
     assert logprobs["text_offset"][-1] == len(prompt + completion)
+
+
+def test_the_server_embeds_beside_other_requests(served: Served) -> None:
+    """A text has the same vector alone and in a batch, and ranks are the cosines of vectors."""
+    texts = [f"{prompt} {number}" for number, prompt in enumerate(PROMPTS * 2)][:8]
+
+    async def ask() -> tuple[Any, Any, Any]:
+        async with httpx.AsyncClient(base_url=served.url, timeout=100) as client:
+            batch, one, ranks, _ = await asyncio.gather(
+                client.post("/v1/embeddings", json={"model": "baton-tiny", "input": texts}),
+                client.post("/v1/embeddings", json={"model": "baton-tiny", "input": texts[3]}),
+                client.post("/rerank", json={"model": "baton-tiny", "query": texts[0], "documents": texts}),
+                send_all(served.url, bodies(6)),
+            )
+            return batch.json()["data"], one.json()["data"], ranks.json()["results"]
+
+    batch, one, ranks = asyncio.run(ask())
+    vectors = [each["embedding"] for each in batch]
+    assert one[0]["embedding"] == vectors[3]
+    assert all(sum(number * number for number in vector) == pytest.approx(1, abs=1e-6) for vector in vectors)
+    assert ranks[0]["index"] == 0
+    for each in ranks:
+        cosine = sum(map(operator.mul, vectors[0], vectors[each["index"]]))
+        assert each["relevance_score"] == pytest.approx(cosine, abs=1e-6)
 
 
 async def stream_all(url: str, requests: list[dict[str, Any]], kill_at: int) -> list[dict[str, Any]]:

@@ -164,7 +164,9 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "slot_state_buffer": {"device", "build"},
         "window_states": {"model", "kv_groups"},
         "vision": {"device", "model", "build"},
+        "hidden_rows": set(),
         "runner": {
+            "hidden_rows",
             "device",
             "model",
             "build",

@@ -6,7 +6,7 @@ from gateway.errors import invalid
 from gateway.generation.parsed_output import Output, segment_size
 from gateway.generation.request import GenerationRequest, SequenceRequest
 from protocol.events import Logprobs, PromptToken, TokenLogprob
-from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, TextInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, PairInput, TextInput
 
 TOKEN_BYTES = 40
 """Memory of one token id, which a sequence keeps to its end."""
@@ -118,6 +118,8 @@ def _most_tokens(source: Input) -> int:
         return len(source.tools_json) + sum(len(each.content) + len(each.reasoning) for each in source.messages)
     if isinstance(source, EmbeddedInput):
         return source.count
+    if isinstance(source, PairInput):
+        return len(source.first) + len(source.second)
     return len(source.tokens)
 
 

@@ -13,7 +13,10 @@ from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_PIN_S, MAX_SEED
 from protocol.commands import SamplingDefault
 from protocol.errors import ErrorCode
-from protocol.request import Grammar, Input, Limits, Pin, Sampling
+from protocol.request import Grammar, Input, Limits, Pin, Pooled, Sampling
+
+POOLED_AT_ONCE = 32
+"""Texts of one request that are embedded or scored at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +43,15 @@ class RequestParameters:
     """See `SequenceRequest`. The first sequence of each prompt reports them; those of a streamed answer all do."""
     shared: bool = False
     """A long part of the body is in each of the inputs."""
+    pooled: Pooled | None = None
+    """The result that is computed of each prompt in place of an answer. The dialect bounds the number of prompts."""
 
 
 def build_request(settings: GatewaySettings, wanted: RequestParameters, size: int) -> GenerationRequest:
     """Return the request that a body of `size` bytes asks for. Raises `RequestError` if it asks for too much."""
     n, inputs = wanted.output.per_prompt, wanted.inputs
-    check_fanout(settings, len(inputs), n, size, wanted.output.fields)
+    if wanted.pooled is None:
+        check_fanout(settings, len(inputs), n, size, wanted.output.fields)
     # With a seed a prompt gets the same choices whatever the other prompts are; without one, equal prompts differ.
     first = secrets.randbits(63) if wanted.seed is None else wanted.seed
     seeds = (first + (index if wanted.seed is None else index % n) for index in range(len(inputs) * n))
@@ -60,11 +66,13 @@ def build_request(settings: GatewaySettings, wanted: RequestParameters, size: in
             wanted.unset,
             wanted.prompt_logprobs if index % n == 0 or wanted.output.stream else None,
             wanted.echo and (index % n == 0 or wanted.output.stream),
+            wanted.pooled,
         )
         for index, seed in enumerate(seeds)
     )
     copies = n * len(inputs) if wanted.shared else n
-    return GenerationRequest(wanted.model, sequences, wanted.output, copies, wanted.priority)
+    at_once = 0 if wanted.pooled is None else POOLED_AT_ONCE
+    return GenerationRequest(wanted.model, sequences, wanted.output, copies, wanted.priority, at_once)
 
 
 def retention_pins(retention: str | None, messages: int) -> tuple[Pin, ...]:

@@ -75,7 +75,20 @@ class PromptDelta(Struct, frozen=True, gc=False):
     stopped_by: ClassVar[None] = None
 
 
-OutputDelta = TextDelta | ReasoningDelta | ToolCallDelta | PromptDelta
+class VectorDelta(Struct, frozen=True, gc=False):
+    """The vector that was computed of a prompt in place of an answer."""
+
+    index: int
+    vector: bytes
+    """Numbers in float32, little-endian."""
+    text: ClassVar[str] = ""
+    tokens: ClassVar[tuple[int, ...]] = ()
+    logprobs: ClassVar[tuple[Logprobs, ...]] = ()
+    stop: ClassVar[None] = None
+    stopped_by: ClassVar[None] = None
+
+
+OutputDelta = TextDelta | ReasoningDelta | ToolCallDelta | PromptDelta | VectorDelta
 """The output of one sequence since its client last took, of one kind, in the order of generation.
 
 `tokens` and `logprobs`, one for each token, are empty unless the request asked for them. `stop` is set on the last

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from gateway.generation.field_names import WORKER_NAMES, FieldNames
 from protocol.commands import SamplingDefault
-from protocol.request import Grammar, Input, Limits, Sampling
+from protocol.request import Grammar, Input, Limits, Pooled, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class SequenceRequest:
     """The number of most likely tokens to report with each token of the prompt; None reports none."""
     echo: bool = False
     """The client gets the text of the prompt, too. Of token ids it is that of their reports, which are required."""
+    pooled: Pooled | None = None
+    """The result that is computed of the prompt in place of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class OutputOptions:
     """The dialect keeps what it takes until the answer ends, so that it counts as memory of the answer until then."""
     fields: FieldNames = field(default=WORKER_NAMES, compare=False)
     """The names of fields in errors."""
+    input_fields: tuple[str, ...] = ()
+    """The request field of each sequence's prompt, with its place in a list, for errors about it; empty if all prompts
+    are of the field that `fields` names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +63,5 @@ class GenerationRequest:
     """Times that workers get what the body has. It counts as often."""
     priority: int = 0
     """Its place among the requests of its client, the lowest first, if the server has that policy."""
+    at_once: int = 0
+    """Sequences that are admitted when the request is; the others follow, each when one has ended. 0 admits all."""

@@ -6,6 +6,7 @@ from actors.actor import Ref
 from gateway.http.conventions import HttpConventions
 from gateway.models.messages import LoaderMessage
 from gateway.ollama.decoding import OllamaDecoder
+from gateway.ollama.embeddings import OllamaEmbeddings
 from gateway.ollama.errors import ERRORS
 from gateway.ollama.models import OllamaModels
 from gateway.ollama.residence import ModelResidence
@@ -16,10 +17,17 @@ from gateway.streaming.dialect import Dialect
 
 def ollama_dialect(router: Router, settings: GatewaySettings, models: Ref[LoaderMessage] | None = None) -> Dialect:
     """The dialect over a router's models, which `models` loads and unloads; without it they stay as they are."""
-    decoder = OllamaDecoder(router, settings, ModelResidence(models, settings))
+    residence = ModelResidence(models, settings)
+    decoder = OllamaDecoder(router, settings, residence)
+    vectors = OllamaEmbeddings(router, settings, residence)
     return Dialect(
         conventions=HttpConventions(ERRORS),
-        generation={"/api/chat": decoder.chat, "/api/generate": decoder.generate},
+        generation={
+            "/api/chat": decoder.chat,
+            "/api/embed": vectors.embed,
+            "/api/embeddings": vectors.embeddings,
+            "/api/generate": decoder.generate,
+        },
         routes=OllamaModels(router, settings, created=int(time.time())).routes(),
         prefixes=("/api",),
     )

@@ -97,6 +97,8 @@ class OllamaModels:
         model that has `tools`."""
         known = self._router.capabilities(name)
         tools, thinking = known is not None and known.tools, known is not None and known.reasoning
+        if known is not None and not known.generates:
+            return ["embedding"]
         images = known is not None and known.images
         return ["completion", *["tools"] * tools, *["thinking"] * thinking, *["vision"] * images]
 

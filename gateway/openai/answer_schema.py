@@ -177,7 +177,15 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     """Its own head for multi-token prediction drafts tokens."""
     vision: bool
     """It takes images."""
-    embeddings: Literal[False]
+    embeddings: bool
+    embedding_width: int
+    """The numbers of an embedding; 0 if it makes none."""
+    embedding_prompts: list[str]
+    """The names of its prompts for texts that are embedded."""
+    rerank: bool
+    """It compares texts: by a classifier of pairs, or by embeddings."""
+    generates: bool
+    """It generates text. An encoder does not."""
 
 
 class ModelArchitecture(Struct, forbid_unknown_fields=True):

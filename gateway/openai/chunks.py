@@ -7,7 +7,15 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.errors import RequestError
-from gateway.generation.delta import OutputDelta, PromptDelta, ReasoningDelta, TextDelta, TokenCounts, ToolCallDelta
+from gateway.generation.delta import (
+    OutputDelta,
+    PromptDelta,
+    ReasoningDelta,
+    TextDelta,
+    TokenCounts,
+    ToolCallDelta,
+    VectorDelta,
+)
 from gateway.openai.errors import DONE, error_object
 from gateway.openai.fields import FINISH_REASONS, completion_text, extension, head_fields, stop_reason, usage
 from gateway.openai.logprobs import CompletionLogprobs, chat_logprobs
@@ -118,8 +126,8 @@ class ChatChunks(_Chunks):
                 return b'"delta":{' if self._by_token or delta.stop is not None else b""
             text = _encode(delta.text)
             return b'"delta":{"reasoning_content":%s,"reasoning":%s' % (text, text)
-        if isinstance(delta, PromptDelta):
-            raise TypeError("a chunk of a chat has no place for a prompt")
+        if isinstance(delta, PromptDelta | VectorDelta):
+            raise TypeError(f"a chunk of a chat has no place for a {type(delta).__name__}")
         call: dict[str, object] = {"index": delta.call}
         function = {"arguments": delta.arguments}
         if delta.id:

@@ -1,27 +1,38 @@
-"""OpenAI's API as a dialect: completions, chat completions and models; and queries and scores of prompts beside it."""
+"""OpenAI's API as a dialect: completions, chat completions, embeddings and models; and queries, scores and ranks of
+texts beside it."""
 
 import time
 
 from gateway.http.conventions import HttpConventions
 from gateway.openai.decoding import RequestDecoder
+from gateway.openai.embeddings.decoding import EmbeddingsDecoder
 from gateway.openai.errors import OpenAIErrors
 from gateway.openai.models import Models
 from gateway.openai.prompt_queries import PromptQueryDecoder
+from gateway.openai.rerank.decoding import ComparisonDecoder
 from gateway.openai.scores.decoding import ScoreDecoder
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Dialect
 
+RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
+"""The paths of Jina's clients, Cohere's and vLLM's."""
+
 
 def openai_dialect(router: Router, settings: GatewaySettings) -> Dialect:
     """The dialect over a router's models."""
     decoder = RequestDecoder(settings)
+    comparison = ComparisonDecoder(router, settings)
+    score = ScoreDecoder(settings, comparison.score).score
     return Dialect(
         conventions=HttpConventions(OpenAIErrors()),
         generation={
             "/v1/completions": decoder.completion,
             "/v1/chat/completions": decoder.chat,
-            "/v1/score": ScoreDecoder(settings).score,
+            "/v1/embeddings": EmbeddingsDecoder(settings).embeddings,
+            "/v1/score": score,
+            "/score": score,
+            **dict.fromkeys(RERANK_PATHS, comparison.rerank),
         },
         queries=PromptQueryDecoder(router).paths(),
         routes=Models(router, created=int(time.time())).routes(),

@@ -65,7 +65,7 @@ class Models:
         }
 
 
-def _capabilities(known: Capabilities | None) -> dict[str, bool | int] | None:
+def _capabilities(known: Capabilities | None) -> dict[str, Any] | None:
     """None for a model that was not loaded yet: what it can do is not known."""
     if known is None:
         return None
@@ -79,7 +79,11 @@ def _capabilities(known: Capabilities | None) -> dict[str, bool | int] | None:
         "prompt_embeds": known.embedding_width,
         "mtp": known.mtp,
         "vision": known.images,
-        "embeddings": False,
+        "embeddings": known.vector_width > 0,
+        "embedding_width": known.vector_width,
+        "embedding_prompts": known.pooling_prompts,
+        "rerank": known.pairs or known.vector_width > 0,
+        "generates": known.generates,
     }
 
 

@@ -21,8 +21,15 @@ from gateway.ollama.answer_schema import (
     OllamaTags,
     OllamaVersion,
 )
+from gateway.ollama.embeddings import (
+    OllamaEmbedAnswer,
+    OllamaEmbedBody,
+    OllamaEmbeddingsAnswer,
+    OllamaEmbeddingsBody,
+)
 from gateway.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from gateway.openai.answer_schema import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
+from gateway.openai.embeddings.schema import EmbeddingList, EmbeddingsBody
 from gateway.openai.prompt_queries import (
     ApplyTemplateBody,
     DetokenizeBody,
@@ -30,6 +37,7 @@ from gateway.openai.prompt_queries import (
     TokenizeAnswer,
     TokenizeBody,
 )
+from gateway.openai.rerank.schema import ComparisonList, RerankAnswerObject, RerankBody
 from gateway.openai.schema import ChatBody, CompletionBody
 from gateway.openai.scores.schema import ScoreBody, ScoreList
 from gateway.openapi.answers import (
@@ -142,6 +150,16 @@ def _change(summary: str, body: Any, errors: tuple[Code, ...], answer: Any = Ope
     return ApiOperation(summary=summary, body=body, body_required=False, answers={202: {JSON: answer}}, errors=errors)
 
 
+def _pooled(summary: str, body: Any, answer: Any) -> ApiOperation:
+    return ApiOperation(summary=summary, body=body, answers={200: {JSON: answer}}, errors=_COMPUTING)
+
+
+_RERANK = _pooled("Rank documents by their scores for a query", RerankBody, RerankAnswerObject)
+_SCORE = _pooled(
+    "Compute the log-likelihoods of texts, or the scores of pairs of texts", ScoreBody, (ScoreList, ComparisonList)
+)
+
+
 OPERATIONS: Operations = {
     ("POST", "/v1/chat/completions"): _generation("Continue a chat, whole or streamed", ChatBody, ChatCompletion),
     ("POST", "/v1/responses"): _generation(
@@ -172,12 +190,12 @@ OPERATIONS: Operations = {
         ),
     ),
     ("POST", "/v1/completions"): _generation("Continue a prompt, whole or streamed", CompletionBody, Completion),
-    ("POST", "/v1/score"): ApiOperation(
-        summary="Compute the log-likelihoods of texts",
-        body=ScoreBody,
-        answers={200: {JSON: ScoreList}},
-        errors=_COMPUTING,
-    ),
+    ("POST", "/v1/embeddings"): _pooled("Compute embeddings of texts", EmbeddingsBody, EmbeddingList),
+    ("POST", "/v1/rerank"): _RERANK,
+    ("POST", "/v2/rerank"): _RERANK,
+    ("POST", "/rerank"): _RERANK,
+    ("POST", "/v1/score"): _SCORE,
+    ("POST", "/score"): _SCORE,
     ("POST", "/tokenize"): _query_of("Tokenize a prompt or messages", TokenizeBody, TokenizeAnswer),
     ("POST", "/detokenize"): _query_of("Turn tokens into text", DetokenizeBody, PromptAnswer),
     ("POST", "/apply-template"): _query_of("Render messages with the chat template", ApplyTemplateBody, PromptAnswer),
@@ -228,6 +246,15 @@ OPERATIONS: Operations = {
         errors=(RefusalCode.MODEL_NOT_FOUND,),
         parameters=(_VERSION,),
         error=(ErrorAnswer, MessageErrorAnswer),
+    ),
+    ("POST", "/api/embed"): _of_ollama(
+        "Compute embeddings of texts, in the format of Ollama's API", OllamaEmbedAnswer, OllamaEmbedBody, _COMPUTING
+    ),
+    ("POST", "/api/embeddings"): _of_ollama(
+        "Compute the embedding of one text, in the older format of Ollama's API",
+        OllamaEmbeddingsAnswer,
+        OllamaEmbeddingsBody,
+        _COMPUTING,
     ),
     ("POST", "/api/chat"): _of_ollama(
         "Continue a chat, whole or streamed, in the format of Ollama's API",

@@ -1,6 +1,7 @@
 """Describes the models of a gateway, for the lists of all dialects and for operators."""
 
 import math
+from typing import Any
 
 from msgspec import Struct
 
@@ -79,11 +80,15 @@ def capabilities(pool: WorkerPool, name: str) -> Capabilities | None:
     known = [handle.capabilities for handle in pool.of(name) if handle.capabilities is not None]
     if not known:
         return None
-    width, others = known[0].embedding_width, set(Capabilities.__struct_fields__) - {"embedding_width"}
-    return Capabilities(
-        **{each: all(getattr(one, each) for one in known) for each in others},
-        embedding_width=width if all(one.embedding_width == width for one in known) else 0,
-    )
+    common = {name: _common([getattr(one, name) for one in known]) for name in Capabilities.__struct_fields__}
+    return Capabilities(**common)
+
+
+def _common(values: list[Any]) -> Any:
+    """Return what all workers have of a feature: a number or names only if they are equal."""
+    if isinstance(values[0], bool):
+        return all(values)
+    return values[0] if all(value == values[0] for value in values) else type(values[0])()
 
 
 def _of_workers(name: str, handles: list[WorkerHandle]) -> CatalogEntry:

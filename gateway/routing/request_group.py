@@ -1,6 +1,7 @@
 """The sequences of one request as its client sees them: what they delivered, and the end of all."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from gateway.body_budget import HeldBody
@@ -41,6 +42,10 @@ class RequestGroup(LiveRequest):
         """The last `take` has left something."""
         self.on_give_way: Callable[[], None] | None = None
         """Called when the answer has to be ended while it is sent."""
+        self.later: deque[LiveSequence] = deque()
+        """Its sequences that are not admitted yet: one follows when another has ended. Set by the router."""
+        self.advance: Callable[[LiveSequence], None] | None = None
+        """Admits one of them. Set by the router."""
         self._sent: list[Report] = []
         """The log-probabilities of a whole answer, until it was sent."""
         self._with_tokens = output.with_tokens
@@ -74,6 +79,11 @@ class RequestGroup(LiveRequest):
         self._ready = left
         self._changed = self.unread = bool(left)
         return deltas
+
+    def sequence_ended(self, index: int, failure: RequestFailure | None) -> None:
+        super().sequence_ended(index, failure)
+        if self.later and self.advance is not None and self.failure is None:
+            self.advance(self.later.popleft())
 
     def give_way(self, failure: RequestFailure) -> None:
         """End it with a failure, and drop what its client has not taken."""

@@ -163,7 +163,10 @@ class Router(Actor[WorkerNotice | Terminated]):
             tenant = partial(tenant_of, key, checked=checked, fairness_id=fairness_id)
             client = client_name(client, fairness_id)
             group.sequences = sequences = self._sequences(group, request, tenant, limits, client)
-            refusal = self._placement.admit(model, sequences)
+            at_once = self._at_once(request)
+            group.later.extend(sequences[at_once:])
+            group.advance = partial(self._admit_later, limits.queue_s)
+            refusal = self._placement.admit(model, sequences[:at_once])
         except BaseException:  # a bug: nothing of it lives, and nothing else would release the body
             body.release()
             raise
@@ -211,9 +214,24 @@ class Router(Actor[WorkerNotice | Terminated]):
             for index, each in enumerate(request.sequences)
         ]
 
+    def _at_once(self, request: GenerationRequest) -> int:
+        """Return how many sequences of a request are admitted with it."""
+        count = len(request.sequences)
+        if not request.at_once or count == 1:
+            return count
+        most = self._placement.most(request.model)
+        return min(count, request.at_once) if most is None else max(1, min(count, request.at_once, most))
+
+    def _admit_later(self, queue_s: float, sequence: LiveSequence) -> None:
+        """Admit a sequence of a request in place of one that has ended."""
+        if queue_s:
+            until = self._clock() + queue_s
+            sequence.terms = dataclasses.replace(sequence.terms, queue_until=until)
+        self._placement.admit_later(sequence)
+
     def _check_count(self, request: GenerationRequest) -> None:
         """Refuse more sequences than a worker and the queue can ever hold. Raises `RequestError`."""
-        if len(request.sequences) == 1:
+        if len(request.sequences) == 1 or request.at_once:
             return  # each worker holds one, and this looks at all
         most = self._placement.most(request.model)
         if most is not None and len(request.sequences) > most:
@@ -243,6 +261,7 @@ class Router(Actor[WorkerNotice | Terminated]):
             grammar=wanted.grammar,
             unset=wanted.unset,
             prompt_logprobs=wanted.prompt_logprobs,
+            pooled=wanted.pooled,
         )
 
     def _release(self, group: RequestGroup) -> None:
@@ -280,6 +299,7 @@ class Router(Actor[WorkerNotice | Terminated]):
     def _detach(self, group: RequestGroup) -> list[LiveSequence]:
         """Remove the live sequences of a request from their workers, or from the queue."""
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
+        group.later.clear()
         for sequence in sequences:
             self._placement.exempt_workers(sequence)
         on_workers: dict[str, list[LiveSequence]] = {}
@@ -407,6 +427,10 @@ class Router(Actor[WorkerNotice | Terminated]):
         self._end_badly(sequence, failure)
 
     def _end_badly(self, sequence: LiveSequence, failure: RequestFailure) -> None:
+        names = sequence.request.output.input_fields
+        if names and failure.field == "prompt":
+            name = names[sequence.index]
+            failure = dataclasses.replace(failure, field=name, text=f"`{name}`: {failure.text}")
         self._placement.settle(sequence, str(failure.code))
         self._observed(sequence).ended(str(failure.code)).inc()
         sequence.fail(failure)

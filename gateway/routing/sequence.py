@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gateway.answer_budget import HeldAnswer
 from gateway.generation.answer_size import TEXT_BYTES, TOKEN_BYTES, logprobs_bytes, output_bytes
-from gateway.generation.delta import OutputDelta, Stopper, StopReason, TextDelta
+from gateway.generation.delta import OutputDelta, Stopper, StopReason, TextDelta, VectorDelta
 from gateway.generation.parsed_output import Output, parsed_deltas
 from gateway.generation.prompt_output import PromptOutput, taken_bytes
 from gateway.routing.admission.terms import NO_TERMS, AdmissionTerms
@@ -84,6 +84,7 @@ class LiveSequence:
         "tokens",
         "uncached",
         "usage",
+        "vector",
         "waited",
         "worker",
     )
@@ -148,6 +149,8 @@ class LiveSequence:
         `gateway.routing.failure_attribution`, which bounds their number."""
         self.since_replay = 0
         """Tokens since the last of these failures."""
+        self.vector = b""
+        """The vector of its prompt, until the client takes it."""
         self._output: list[Output] = []
         self._output_ends = array("I")
         """For each of these, the number of tokens when it was complete."""
@@ -268,8 +271,12 @@ class LiveSequence:
         worker."""
         if len(self.tokens) + len(delta.tokens) > self.limit:
             return False
+        if isinstance(delta, Finished) and delta.reason != "cancelled":
+            if bool(delta.vector) != (self.submit.pooled is not None) or len(delta.vector) % 4:
+                return False
+            self.vector = delta.vector
         self.tokens += delta.tokens
-        size = TOKEN_BYTES * len(delta.tokens)
+        size = TOKEN_BYTES * len(delta.tokens) + len(self.vector)
         if delta.text:
             self._output.append(delta.text)
             self._output_ends.append(len(self.tokens))
@@ -344,6 +351,9 @@ class LiveSequence:
         return spent + self._take_output(deltas, with_tokens, room - spent)
 
     def _take_output(self, deltas: list[OutputDelta], with_tokens: bool, room: int) -> int:
+        if self.vector:
+            deltas.append(VectorDelta(self.index, self.vector))
+            self.vector = b""
         begin, end = self._taken, len(self.tokens)
         last = end - begin <= room
         if last:
@@ -386,6 +396,7 @@ class LiveSequence:
     def discard(self) -> list[Report]:
         """Drop what the client has not taken, which it will not get. Returns the log-probabilities of it."""
         self._taken = len(self.tokens)
+        self.vector = b""
         self._output.clear()
         del self._output_ends[:]
         reports: list[Report] = [*self._logprobs]

@@ -91,6 +91,11 @@ Respond = Callable[[HttpExchange, RequestGroup], Awaitable[None]]
 is its own from the call on, before anything is awaited."""
 
 
+Prepare = Callable[[Sequence[OutputDelta]], Awaitable[None]]
+"""Computes what the renderer needs of a whole answer, before `AnswerRenderer.whole`; it lets others be served. Raises
+`RequestError`."""
+
+
 class Decoded(NamedTuple):
     """A body as a dialect understood it."""
 
@@ -100,6 +105,7 @@ class Decoded(NamedTuple):
     respond: Respond | None = None
     admitted: Callable[[], None] | None = None
     """Called when the request was admitted."""
+    prepare: Prepare | None = None
     portable: bool = True
     """Its body is all that another gateway needs to compute the same answer."""
     images: tuple[ImageSource, ...] = ()

@@ -149,6 +149,8 @@ class GenerateEndpoint:
             head = AnswerHead(answer_id, exchange.created, group.model, group.config_digest)
             try:
                 deltas = without_broken_calls(group.take_all())
+                if decoded.prepare is not None:
+                    await decoded.prepare(deltas)
                 parts = renderer.whole(head, deltas, group.token_counts(), continued=group.continued)
                 pieces = joined(parts) if decoded.keep is None else await _kept(parts, decoded.keep)
                 begin, more = next(pieces), next(pieces, None)

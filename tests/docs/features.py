@@ -204,6 +204,11 @@ FEATURES = (
         lambda _, capabilities: "yes" if capabilities.embedding_width else "no",
     ),
     Feature(
+        "Embeddings",
+        LLAMA,
+        cell=lambda _, capabilities: "yes" if capabilities.hidden_width else "no",
+    ),
+    Feature(
         "Prefixes are reused",
         LLAMA,
         cell=lambda _, capabilities: "at any length" if capabilities.exact_rows else "up to the end of equal chunks",

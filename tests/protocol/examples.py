@@ -49,7 +49,9 @@ from protocol.request import (
     InfillInput,
     Limits,
     Message,
+    PairInput,
     Pin,
+    Pooled,
     Sampling,
     TemplateOptions,
     TextInput,
@@ -82,6 +84,17 @@ COMMANDS: dict[str, Command] = {
         4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(sparse_prefill=True, sparse_keep=0.25), kept=(0, 32, 40, 48)
     ),
     "submit_without_drafts": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(speculate=False)),
+    "submit_pooled": Submit(
+        4,
+        "embd-4",
+        TextInput("a text"),
+        Sampling(),
+        Limits(max_tokens=0),
+        pooled=Pooled(dimensions=256, normalize=False, truncate=512, special=False, prompt="query"),
+    ),
+    "submit_pair": Submit(
+        4, "rerank-4", PairInput("a query", "a document"), Sampling(), Limits(max_tokens=0), pooled=Pooled("scores")
+    ),
     "submit_suspect": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(), suspect=True),
     "submit_penalties": Submit(
         4,
@@ -244,6 +257,9 @@ EVENTS: dict[str, Event] = {
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
     "ready_mtp": Ready(Capabilities(chat=True, mtp=True)),
     "ready_images": Ready(Capabilities(chat=True, images=True)),
+    "ready_pooling": Ready(
+        Capabilities(generates=False, vector_width=1024, pooling_prompts=("document", "query"), labels=1, pairs=True)
+    ),
     "step": Step((Delta(1, (12,), " Paris"), Delta(2, (7, 8))), GAUGES),
     "step_logprobs": Step((Delta(1, (12,), " Paris", (LOGPROBS,)),), GAUGES),
     "step_segments": Step(
@@ -273,6 +289,7 @@ EVENTS: dict[str, Event] = {
     "finished": Finished(1, "stop", Usage(5, 3, 1, 20, 300, 4), (13, 2), "."),
     "finished_pinned": Finished(1, "stop", Usage(500, 3, created_tokens=448)),
     "finished_reasoned": Finished(1, "stop", Usage(5, 30, reasoning_tokens=21)),
+    "finished_vector": Finished(1, "stop", Usage(5, 0), vector=b"\x00\x00\x80?\x00\x00\x00\xbf"),
     "finished_tool_calls": Finished(1, "tool_calls", Usage(5, 3), segments=(ToolCallSegment(0, arguments="}"),)),
     "failed": Failed(2, ErrorCode.INVALID, "top_k must be at least 0", "top_k", 7),
     "tokenized": Tokenized(8, 2, (9906, 13)),

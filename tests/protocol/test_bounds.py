@@ -42,7 +42,9 @@ from protocol.request import (
     InfillInput,
     Limits,
     Message,
+    PairInput,
     Pin,
+    Pooled,
     Sampling,
     TemplateOptions,
     TextInput,
@@ -58,6 +60,8 @@ AROUND: dict[type[msgspec.Struct], Callable[[Any], Any]] = {
     ChatInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
     InfillInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
     EmbeddedInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
+    PairInput: lambda inner: Submit(1, "r", inner, Sampling(), Limits()),
+    Pooled: lambda inner: Submit(1, "r", TextInput("x"), Sampling(), Limits(), pooled=inner),
     EmbeddingRows: lambda inner: Submit(1, "r", EmbeddedInput((inner,)), Sampling(), Limits()),
     Message: lambda inner: Submit(1, "r", ChatInput((inner,)), Sampling(), Limits()),
     TemplateOptions: lambda inner: Submit(

@@ -65,6 +65,14 @@ class Reference:
             logits: NDArray[np.float32] = self._model(self._torch.tensor([tokens])).logits[0].float().numpy()
         return logits
 
+    def hidden(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
+        """The hidden states after the last norm: float32 [len(tokens), hidden]."""
+        with self._torch.no_grad():
+            states: NDArray[np.float32] = (
+                self._model.base_model(self._torch.tensor([tokens])).last_hidden_state[0].numpy()
+            )
+        return states
+
     def log_likelihoods(self, tokens: tuple[int, ...]) -> NDArray[np.float32]:
         """The log-probability of every token but the first, given those before it: float32 [len(tokens) - 1]."""
         with self._torch.no_grad():

@@ -9,6 +9,8 @@ from tests.reference.conftest import CONTEXT, PROMPT, Pair
 from tests.sampled import sampled
 from workers.engine.chunking import chunk_lengths
 from workers.engine.runner import Chunk, DecodeRow, Runner
+from workers.pooling.pooler import VectorPooler
+from workers.pooling.pooling import Pooling, PoolingKind
 from workers.sampling.sample_spec import SampleSpec
 
 pytestmark = pytest.mark.reference
@@ -35,6 +37,19 @@ def test_prefill(pair: Pair) -> None:
     expected = pair.reference.logits(PROMPT)
     assert expected.std() > 0.3
     np.testing.assert_allclose(actual, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["last", "mean"])
+def test_embeddings(pair: Pair, kind: PoolingKind) -> None:
+    """Pooled in chunks, and normalized."""
+    pair.runner.reset(0)
+    pooler = VectorPooler(Pooling(kind))
+    for start in range(0, len(PROMPT), 32):
+        (states,) = pair.runner.hidden([Chunk(0, PROMPT[start : start + 32], start, start)])
+        pooler.add(states)
+    hidden = pair.reference.hidden(PROMPT)
+    expected = hidden[-1] if kind == "last" else hidden.mean(0)
+    np.testing.assert_allclose(pooler.vector(), expected / np.linalg.norm(expected), atol=1e-5)
 
 
 def test_prefill_across_chunk_boundaries(pair: Pair) -> None:

@@ -21,6 +21,7 @@ from workers.engine.finite_check import has_finite_logits
 from workers.engine.images.image_encodings import ImageEncodings
 from workers.engine.images.image_row_cache import DEFAULT_CACHE_BYTES, ImageRowCache
 from workers.engine.kv_slots import RetentionChange
+from workers.engine.pooled.pooled_calls import finish_pooling, pool_chunks
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import SPARSE, EngineRequest, RequestRefused, check_score
 from workers.engine.runner import NotFiniteError, Runner, RunnerCapabilities
@@ -177,7 +178,7 @@ class BatchEngine:
         sequence = self._scheduler.submit(request, now)
         if scored and self._sparse is not None and (kept := self._sparse.decided(sequence)) is not None:
             self._scheduler.scored(sequence, kept, now)
-        if self._tier is not None and request.sparse is None:
+        if self._tier is not None and request.sparse is None and request.pooled is None:
             self._tier.expect(sequence, self._scheduler.cached_rows)
 
     def cancel(self, stream: int) -> SequenceEnd | None:
@@ -334,11 +335,15 @@ class BatchEngine:
         self._stats.started += sum(_starts(scheduled) for scheduled in call)
         if not (call := self._copied(call)):
             return
+        began = self._clock()
         try:
-            began = self._clock()
-            tokens = self._runner.prefill(
-                [scheduled.chunk for scheduled in call], [scheduled.sample for scheduled in call]
-            )
+            if call[0].sequence.pooled:
+                pool_chunks(self._runner, call)
+                tokens: list[int | None] = [None] * len(call)
+            else:
+                tokens = self._runner.prefill(
+                    [scheduled.chunk for scheduled in call], [scheduled.sample for scheduled in call]
+                )
             if len(tokens) != len(call):
                 raise RuntimeError(f"the runner returned {len(tokens)} tokens for {len(call)} chunks")
             sampled = [
@@ -357,7 +362,26 @@ class BatchEngine:
             self._budget.record_prefill(sum(-(-length // block) * block for length in lengths), now - began)
         self._stats.prefill_tokens += sum(lengths)
         for scheduled, token in zip(call, tokens, strict=True):
-            self._prefilled(scheduled, token, None if scheduled.sample is None else next(logprobs), now)
+            if scheduled.sequence.pooled:
+                self._pooled(scheduled, now)
+            else:
+                self._prefilled(scheduled, token, None if scheduled.sample is None else next(logprobs), now)
+
+    def _pooled(self, scheduled: ScheduledChunk, now: float) -> None:
+        """Note that a chunk of a prompt is pooled; its sequence ends with the vector when the prompt is complete."""
+        sequence = scheduled.sequence
+        self._scheduler.prefilled(scheduled)
+        if sequence.cached.rows < sequence.prefill_length:
+            return
+        sequence.first_token_at = now
+        try:
+            finish_pooling(sequence)
+        except Exception as error:  # noqa: BLE001 - any error of a pooler must end this request only
+            self._fail(sequence, "pooling", error)
+            return
+        self._scheduler.remove(sequence.request.stream)
+        self._resets.reset_dirty()
+        self._end(sequence, "stop", now)
 
     def _reported_rows(self, *, alone: bool) -> int:
         """Return the rows of a chunk with log-probabilities: as many as fit into the budget, or the fewest."""

@@ -1,5 +1,7 @@
 """Checks that a model's logits are finite, to tell a broken model or device from a request that overflows."""
 
+import numpy as np
+
 from protocol.request import Sampling
 from workers.engine.runner import Chunk, Runner
 from workers.errors import LoadRefused
@@ -22,6 +24,9 @@ class NonFiniteModel(LoadRefused):
 
 def has_finite_logits(runner: Runner, slot: int, length: int = 1) -> bool:
     """Compute a prompt of some tokens in `slot`, which must be fresh; the caller resets it. Raises what the runner
-    raises."""
+    raises. Of a bidirectional model, the hidden states are checked."""
+    if runner.capabilities.bidirectional:
+        (states,) = runner.hidden([Chunk(slot, (PROBE_TOKEN,) * length, 0, 0)])
+        return bool(np.isfinite(states).all())
     (token,) = runner.prefill([Chunk(slot, (PROBE_TOKEN,) * length, 0, 0)], [SampleSpec(Sampling(), length)])
     return token is not None

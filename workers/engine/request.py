@@ -27,6 +27,7 @@ from protocol.scheduling import NORMAL, Urgency
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings, without_rows
 from workers.engine.images.prompt_images import PromptImages
+from workers.engine.pooled.pooled_prompt import PooledPrompt
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.sparse.kept_rows import check_ranges
 from workers.engine.sparse.sparse_request import SparsePrompt
@@ -119,6 +120,9 @@ class EngineRequest:
     images: PromptImages | None = None
     """The images in the prompt, whose rows have numbers in it as rows of embeddings have; not beside `embeddings`."""
 
+    pooled: PooledPrompt | None = None
+    """Computes a vector of the prompt, with `max_tokens` 0; None generates an answer."""
+
     @property
     def has_rows(self) -> bool:
         """Some numbers of the prompt are not tokens: they stand for rows of embeddings or of images."""
@@ -186,6 +190,26 @@ def check(request: EngineRequest, vocab_size: int, context: int, embedding_width
     biased = [each.token for each in request.sampling.logit_bias]
     _check_tokens("logit_bias", biased, vocab_size)
     _check_bad_sequences(request, vocab_size)
+
+
+def check_pooled(request: EngineRequest, hidden_width: int, *, bidirectional: bool) -> None:
+    """Refuse a request for what the runner does not compute: UNSUPPORTED, or INVALID with the invalid field. The
+    arguments as in `RunnerCapabilities`."""
+    if request.pooled is None:
+        if bidirectional:
+            text = "the model is an encoder, which generates no text: ask for embeddings or scores"
+            raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt")
+        return
+    if not hidden_width:
+        raise RequestRefused(ErrorCode.UNSUPPORTED, "the model has no hidden states to pool here", "prompt")
+    if request.embeddings is not None or request.resume or request.prompt_logprobs or request.sparse is not None:
+        text = "a prompt whose hidden states are pooled has tokens alone, and no log-probabilities"
+        raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt")
+    if request.max_tokens != 0:
+        raise _invalid("max_tokens", "`max_tokens` is 0 for a prompt whose hidden states are pooled")
+    types = request.pooled.token_types
+    if types is not None and len(types) != len(request.prompt):
+        raise _invalid("prompt", f"there are {len(types)} token types for {len(request.prompt)} tokens")
 
 
 def _check_embeddings(request: EngineRequest, embeddings: PromptEmbeddings, width: int) -> None:

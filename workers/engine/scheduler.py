@@ -20,7 +20,14 @@ from workers.engine.images.prompt_images import PlacedImage, PromptImages
 from workers.engine.kv_slots import SlotTable
 from workers.engine.logits_processors import LogitsProcessors
 from workers.engine.prefix_match import CachedRows, PrefixPolicy
-from workers.engine.request import ConstraintFailed, EngineRequest, RequestRefused, check, check_images
+from workers.engine.request import (
+    ConstraintFailed,
+    EngineRequest,
+    RequestRefused,
+    check,
+    check_images,
+    check_pooled,
+)
 from workers.engine.runner import RunnerCapabilities
 from workers.engine.scheduling.preemption import by_seniority, in_turn, victims
 from workers.engine.scheduling.prefill_calls import PrefillCalls, StepPrompts
@@ -167,6 +174,7 @@ class Scheduler:
         check(request, self._capabilities.vocab_size, context, self._capabilities.embedding_width)
         if request.images is not None:
             self._check_images(request, request.images)
+        check_pooled(request, self._capabilities.hidden_width, bidirectional=self._capabilities.bidirectional)
         request = _within_vocabulary(request, self._capabilities.vocab_size)
         if self.queued >= self._max_queue + self.slots.available:
             raise RequestRefused(ErrorCode.OVERLOADED, f"{self.queued} sequences wait already")
@@ -260,7 +268,7 @@ class Scheduler:
         """Return a running sequence to the queue. Its rows are retained, if any are."""
         stream = sequence.request.stream
         del (self._decoding if stream in self._decoding else self._prefilling)[stream]
-        self._allocator.release(sequence, failed=False)
+        self._allocator.release(sequence, failed=sequence.pooled)
         prompt = len(sequence.request.prompt)
         ends = self._chunk_ends(sequence.request, prompt - sequence.left_out, len(sequence.tokens) - prompt)
         sequence.preempted(now, ends)
@@ -270,6 +278,8 @@ class Scheduler:
         """Return the chunk ends of a prompt and the tokens after it. They are split separately, so that the prompt has
         the same chunks as in the first run."""
         sizes = self._capabilities.prefill_chunks
+        if self._capabilities.bidirectional:
+            return (prompt + after,)
         if request.images is not None and self._capabilities.bidirectional_images:
             ends = chunk_ends(prompt, sizes, request.images.whole)
             again = (1,) * after if self._capabilities.replays_steps else chunk_lengths(after, sizes)
@@ -334,7 +344,7 @@ class Scheduler:
         blocks. Returns those that do, with the copies that the runner must make first."""
         begun: list[tuple[EngineSequence, PrefixCopy | None]] = []
         for sequence in self._prefilling.values():
-            if sequence.reused is not None or sequence.searched or sequence.kept is not None:
+            if sequence.reused is not None or sequence.searched or sequence.kept is not None or sequence.pooled:
                 continue
             sequence.searched = True
             if rows := self._whole_blocks(sequence, stored(sequence), block):
@@ -440,14 +450,15 @@ class Scheduler:
     def remove(self, stream: int, *, failed: bool = False) -> EngineSequence | None:
         """Remove a sequence in any phase. Its slot is retained, or dirty until the runner has reset it.
 
-        The rows of a sequence that `failed` are not retained. Returns None for an unknown sequence.
+        The rows of a sequence that `failed` are not retained, nor those of one whose hidden states are pooled. Returns
+        None for an unknown sequence.
         """
         waiting = self._waiting.remove(stream) or self._scoring.pop(stream, None)
         if waiting is not None:
             return waiting
         sequence = next((phase.pop(stream) for phase in self._phases() if stream in phase), None)
         if sequence is not None:
-            self._allocator.release(sequence, failed=failed)
+            self._allocator.release(sequence, failed=failed or sequence.pooled)
         return sequence
 
 

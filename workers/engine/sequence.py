@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from protocol.request import FinishReason
 from workers.engine.images.image_row_cache import ImageRowCache
 from workers.engine.logits_processors import LogitsProcessors
+from workers.engine.pooled.pooled_prompt import Pooler
 from workers.engine.prefix_match import CachedRows
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
@@ -85,6 +86,10 @@ class EngineSequence:
     """Lengths of prefixes that others have in common with it: a snapshot is taken there."""
     drafts_failed: bool = False
     """A draft has failed: no further ones are made for it."""
+    pooler: Pooler | None = None
+    """Pools its hidden states, from its first chunk on."""
+    vector: bytes = b""
+    """The vector of its prompt, in float32, little-endian."""
     waits_since: float | None = field(init=False)
     """The time from which it has waited for its next token, in the queue or in prefill; None while it decodes."""
     images_encoded: int = 0
@@ -104,6 +109,16 @@ class EngineSequence:
     def begun(self) -> bool:
         """Its prefill has begun, or the encoding of an image of it."""
         return self.started or self.images_encoded > 0
+
+    @property
+    def pooled(self) -> bool:
+        """Its hidden states are pooled: it computes all rows itself, and they are not retained."""
+        return self.request.pooled is not None
+
+    @property
+    def computes_all(self) -> bool:
+        """It takes no rows of other sequences."""
+        return self.pooled or self.reports_prompt
 
     @property
     def left_out(self) -> int:
@@ -141,7 +156,9 @@ class EngineSequence:
             )
         if self.kept is None:
             tokens = tuple(self.tokens[start : start + length])
-            return Chunk(self.slot, tokens, start, start, self.request.embeddings)
+            types = None if self.request.pooled is None else self.request.pooled.token_types
+            types = None if types is None else types[start : start + length]
+            return Chunk(self.slot, tokens, start, start, self.request.embeddings, token_types=types)
         positions = tuple(self.kept.of_rows(start, start + length))
         tokens = tuple(self.tokens[at] for at in positions)
         return Chunk(self.slot, tokens, start, positions[0], positions=positions)
@@ -167,6 +184,7 @@ class EngineSequence:
         self.shared_ends.clear()
         self.unproven.clear()
         self.searched, self.restored_from, self.restores_to = False, 0, 0
+        self.pooler = None
 
     @property
     def completion_tokens(self) -> int:
@@ -223,7 +241,7 @@ def decode_row(sequence: EngineSequence) -> DecodeRow:
 def finish_without_slot(sequence: EngineSequence) -> FinishReason | None:
     """Return why a sequence ends before it starts: the answer that it resumes is complete, or nothing of it is wanted;
     None if it needs a slot."""
-    if sequence.preemptions:
+    if sequence.preemptions or sequence.pooled:
         return None
     if not sequence.request.resume:
         return "length" if sequence.request.max_tokens == 0 and not sequence.reports_prompt else None
@@ -264,4 +282,5 @@ def sequence_end(sequence: EngineSequence, reason: FinishReason, now: float) -> 
         sequence.cached_tokens,
         sequence.created_tokens,
         0 if sequence.kept is None else len(sequence.kept.positions),
+        sequence.vector,
     )

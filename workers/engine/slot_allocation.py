@@ -237,7 +237,7 @@ class SlotAllocator:
         last = max(least, self._prefixes.min_tokens) - 1
         if last >= source.rows or last >= sequence.prefill_length - 1 or source.tokens[last] != sequence.tokens[last]:
             return 0
-        if not self._prefixes.enabled or sequence.reports_prompt or sequence.kept is not None or not source.has_state:
+        if not self._prefixes.enabled or sequence.computes_all or sequence.kept is not None or not source.has_state:
             return 0
         wanted = CachedRows(sequence.request.tenant, sequence.tokens, 0, sequence.chunk_ends)
         # At least one token must be computed, for the logits of the first sampled token.

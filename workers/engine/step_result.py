@@ -86,6 +86,8 @@ class SequenceEnd:
     """Prompt tokens of a pinned prefix that were computed and that the prefix tier keeps."""
     kept_tokens: int = 0
     """Prompt tokens that were computed, where others were left out; 0 where none were."""
+    vector: bytes = b""
+    """The vector of the prompt, in float32, little-endian, where its hidden states were pooled."""
 
 
 @dataclass(frozen=True, slots=True)

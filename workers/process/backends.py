@@ -35,7 +35,7 @@ SCRIPTED_CONTEXT = 4096
 LOAD_TICKS = 20
 """Progress reports of a scripted load."""
 SCRIPTED_WIDTH = 8
-"""Numbers of a row of embeddings of the scripted runner."""
+"""Numbers of a row of embeddings and of a hidden state of the scripted runner."""
 SCRIPTED_DRAFTS = 8
 """Rows of drafted tokens in a step of the scripted runner, beside one of each slot."""
 
@@ -356,6 +356,8 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         mrope=spec.scripted.images,
         image_part_seconds=spec.scripted.image_part_seconds,
         sparse=spec.sparse_prefill or spec.attention,
+        hidden_width=SCRIPTED_WIDTH,
+        bidirectional=spec.scripted.pooling != "vectors",
     )
 
 

@@ -31,6 +31,8 @@ from workers.grammar.vocabulary import tokenizer_vocabulary
 from workers.host.memory import rows_of, spare_bytes
 from workers.load_options import Progress, SparseSettings
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
+from workers.pooling.checkpoint_default import default_pooling
+from workers.pooling.served_pooling import NO_POOLING, ServedPooling
 from workers.prefix_store.directory import DirectoryUnusable, default_directory
 from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
@@ -41,6 +43,7 @@ from workers.process.startup.alone import log_alone
 from workers.process.startup.state_cache import state_cache_bytes
 from workers.sampling.sample_spec import SampleSpec
 from workers.scripted.images import IMAGE_TOKEN, PLACEHOLDER, ScriptedImageProcessor, ScriptedVision
+from workers.scripted.pooling import scripted_pooling
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.tokenizer import Tokenizer
 from workers.vision.encoder import VisionEncoder
@@ -72,6 +75,8 @@ class Loaded:
     """Settings of sparse prefill; None without it."""
     images: ImageSource | None = None
     """Prepares images; None for a model without a vision tower."""
+    pooling: ServedPooling = NO_POOLING
+    """Vectors and scores that the model makes of texts."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -152,7 +157,18 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
         mtp,
         spec.sparse,
         images,
+        _pooling(spec, runner.capabilities),
     )
+
+
+def _pooling(spec: WorkerSpec, capabilities: RunnerCapabilities) -> ServedPooling:
+    """Return what the model makes of hidden states."""
+    width, generates = capabilities.hidden_width, not capabilities.bidirectional
+    if spec.backend == "scripted":
+        return scripted_pooling(spec.scripted.pooling, width)
+    if not width:
+        return NO_POOLING
+    return default_pooling(Path(spec.model_path), width, generates=generates)
 
 
 def kv_tokens(
@@ -262,7 +278,7 @@ def warm_up(runner: Runner, step_tokens: int, clock: Callable[[], float] = time.
     began = clock()
     sane = has_finite_logits(runner, 0, length)
     prefilled = clock()
-    if sane:
+    if sane and not runner.capabilities.bidirectional:
         sane = runner.decode([DecodeRow(0, PROBE_TOKEN, length, length, SampleSpec(Sampling(), length + 1))]) != [None]
     decode_s = clock() - prefilled
     if not sane:

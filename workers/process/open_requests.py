@@ -66,6 +66,7 @@ class OpenRequests:
             vocab_size=loaded.engine.capabilities.vocab_size,
             sparse=loaded.sparse,
             images=loaded.images,
+            pooling=loaded.pooling,
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted, self._answered)
         self._timer: asyncio.TimerHandle | None = None

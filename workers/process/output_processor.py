@@ -39,6 +39,7 @@ from workers.engine.transfer.row_exchange import RowsAnswer
 from workers.load_options import SparseSettings
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
+from workers.pooling.served_pooling import NO_POOLING, ServedPooling
 from workers.process.logprob_labels import LogprobLabels
 from workers.process.open_sequence import OpenSequence
 from workers.process.prompts.allowed_tokens import FIELD as ALLOWED_FIELD
@@ -112,13 +113,16 @@ class OutputProcessor:
         vocab_size: int = 0,
         sparse: SparseSettings | None = None,
         images: ImageSource | None = None,
+        pooling: ServedPooling = NO_POOLING,
     ) -> None:
         """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context`,
-        `eos_ids`, `grammars`, `formats`, `vocab_size`, `sparse` and `images` as in `PromptBuilder`. `sampling_defaults`
-        stand for parameters that a request leaves open."""
+        `eos_ids`, `grammars`, `formats`, `vocab_size`, `sparse`, `images` and `pooling` as in `PromptBuilder`.
+        `sampling_defaults` stand for parameters that a request leaves open."""
         self._vocab_size = vocab_size
         self._labels = LogprobLabels(tokenizer)
-        self._prompt_builder = PromptBuilder(tokenizer, context, eos_ids, grammars, formats, vocab_size, sparse, images)
+        self._prompt_builder = PromptBuilder(
+            tokenizer, context, eos_ids, grammars, formats, vocab_size, sparse, images, pooling
+        )
         self._sampling_defaults = sampling_defaults or {}
         self._max_live = max_live
         self._clock = clock
@@ -253,6 +257,7 @@ class OutputProcessor:
             sparse=prompt.sparse,
             example=prompt.example,
             images=prompt.images,
+            pooled=prompt.pooled,
         )
         return SubmitResult(request, None)
 
@@ -403,7 +408,7 @@ class OutputProcessor:
         tokens = (live.prompt_tokens, live.completion_tokens)
         usage = Usage(*tokens, *times, *cached, end.kept_tokens, live.reasoning_tokens)
         reason = live.reason(end.reason)
-        return (Finished(end.stream, reason, usage, (), tail, (), segments, live.stop(reason)),)
+        return (Finished(end.stream, reason, usage, (), tail, (), segments, live.stop(reason), end.vector),)
 
     def _count_malformed(self, stream: int, parser: OutputParser) -> None:
         """Count what began like a tool call and is text."""

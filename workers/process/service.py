@@ -146,7 +146,7 @@ class WorkerService:
         self._loaded.set()
         tokenizer = loaded.tokenizer
         capabilities = Capabilities(
-            chat=tokenizer is not None and tokenizer.chat is not None,
+            chat=loaded.pooling.generates and tokenizer is not None and tokenizer.chat is not None,
             text=tokenizer is not None,
             prompt_logprobs=True,
             logprobs=True,
@@ -157,6 +157,11 @@ class WorkerService:
             embedding_width=loaded.engine.capabilities.embedding_width if self._spec.embeddings else 0,
             mtp=loaded.mtp,
             images=loaded.images is not None,
+            generates=loaded.pooling.generates,
+            vector_width=loaded.pooling.width,
+            pooling_prompts=tuple(sorted(loaded.pooling.prompts)),
+            labels=loaded.pooling.labels,
+            pairs=loaded.pooling.pairs,
         )
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)

@@ -37,6 +37,8 @@ class ScriptedSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The model has a vision tower: prompts may have images, of which it knows only the bytes."""
     image_part_seconds: Annotated[float, Meta(ge=0.0)] = 0.0
     """Time of each part of the computation of an image."""
+    pooling: Literal["vectors", "encoder", "pairs"] = "vectors"
+    """Vectors and scores that the model makes of texts, and whether it generates: see `workers.scripted.pooling`."""
 
 
 class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):

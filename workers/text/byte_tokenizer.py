@@ -76,6 +76,11 @@ class ByteTokenizer:
         parts = [list(part.encode("utf-8", "replace")) for part in text.split(self._control)]
         return [*parts[0], *(token for part in parts[1:] for token in (self._control_id, *part))]
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts, each with the end-of-sequence token behind it, and the segment of each."""
+        ids = [[*self.encode(text, special=True), EOS_ID] for text in (first, second)]
+        return [*ids[0], *ids[1]], [0] * len(ids[0]) + [1] * len(ids[1])
+
     def encode_short(self, text: str) -> list[int]:
         """See `Tokenizer.encode_short`."""
         return self.encode(text, special=False)

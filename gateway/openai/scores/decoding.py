@@ -1,10 +1,10 @@
 """Decodes bodies of `/v1/score`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.errors import RequestError, invalid
+from gateway.errors import invalid
 from gateway.generation.builder import RequestParameters, build_request, check_fanout
 from gateway.generation.field_names import FieldNames
 from gateway.generation.request import OutputOptions
@@ -16,25 +16,26 @@ from gateway.openai.scores.schema import ScoreBody
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
 from protocol.bounds import MAX_TEXT, MAX_TOKENS
-from protocol.errors import ErrorCode
 from protocol.request import Input, Limits, Sampling, TextInput, TokensInput
 
 
 class ScoreDecoder:
     """Decodes the bodies of the endpoint. Every refusal is a `RequestError` that names its field."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, compare: Callable[[ScoreBody, int], Decoded]) -> None:
+        """`compare` decodes a body of so many bytes with texts that are compared."""
         self._settings = settings
+        self._compare = compare
         self._body = msgspec.json.Decoder(ScoreBody)
 
     def score(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/score`."""
         body = decode_body(self._body, raw)
-        for name in ("text_1", "text_2"):
-            if getattr(body, name) is not None:
-                text = "is of models that compare two texts (rerankers), and this model generates text"
-                hint = "send `prompt` and `completion` for log-likelihoods"
-                raise RequestError(ErrorCode.UNSUPPORTED, f"`{name}` {text}: {hint}", field=name)
+        if body.text_1 is not None or body.text_2 is not None:
+            return self._compare(body, len(raw))
+        if body.truncate_prompt_tokens is not None:
+            text = "`truncate_prompt_tokens` goes with `text_1` and `text_2`: log-likelihoods are of whole texts"
+            raise invalid("truncate_prompt_tokens", text)
         inputs, scored = self._items(body, len(raw))
         wanted = RequestParameters(
             model=body.model,

@@ -1,27 +1,32 @@
 """The body and the answer of `/v1/score`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.openai.answer_schema import BatonExtension, UsageObject
+from gateway.openai.embeddings.schema import Truncation
 from gateway.openai.ignored import Label
 from gateway.openai.schema import Prompt
-from protocol.bounds import MAX_NAME, Name
+from protocol.bounds import MAX_NAME, Name, Text
+
+Texts = Text | Annotated[tuple[Text, ...], Meta(min_length=1)]
 
 
 class ScoreBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/score`: the log-likelihood of each `completion` after its `prompt`, both of the same kind; without a
-    `completion`, of each `prompt`, which is required."""
+    `completion`, of each `prompt`. Or in place of both the scores of `text_1` and `text_2`, as vLLM has them: of one
+    text with each of others, or of each with the other in its place."""
 
     model: Name
     prompt: Prompt | None = None
     completion: Prompt | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     user: Label | None = None
-    # Refused when set: the texts that models which compare texts are given by the same path.
-    text_1: Any = None
-    text_2: Any = None
+    # Texts that are compared, in place of those above.
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    truncate_prompt_tokens: Truncation | None = None
 
 
 class ScoreObject(Struct, forbid_unknown_fields=True):

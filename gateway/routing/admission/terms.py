@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from protocol.prefix_digests import image_tokens
-from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, PairInput, TextInput
 from protocol.scheduling import NORMAL, Urgency
 
 BYTES_PER_TOKEN = 3
@@ -40,6 +40,8 @@ def prompt_tokens(source: Input) -> int:
             images = sum(map(image_tokens, source.images))
         case InfillInput():
             texts = [source.prefix, source.suffix]
+        case PairInput():
+            texts = [source.first, source.second]
         case EmbeddedInput():
             return source.count
         case _:

@@ -127,6 +127,17 @@ class Placement:
         self.serve(model)
         return None
 
+    def admit_later(self, sequence: LiveSequence) -> None:
+        """Place a sequence of a request whose first ones were admitted, or let it wait: in place of one that has
+        ended, so that the bound on those that wait holds."""
+        model = sequence.request.model
+        if not self._pool.catalog.held(model) and not self.queue.count(model):
+            handle = self._find_worker(sequence)
+            if handle is not None and self._send(handle, [sequence]):
+                return
+        self._wait([sequence])
+        self.serve(model)
+
     def most(self, model: str) -> int | None:
         """The most sequences of one request: all run on one worker, or all wait. None while the workers are unknown."""
         room = self._pool.room(model)

@@ -20,6 +20,7 @@ from gateway.generation.delta import (
     TextDelta,
     TokenCounts,
     ToolCallDelta,
+    VectorDelta,
 )
 from gateway.generation.request import GenerationRequest, OutputOptions, SequenceRequest
 from gateway.http.conventions import HttpConventions
@@ -170,8 +171,8 @@ def block(delta: OutputDelta) -> dict[str, Any]:
             return {"type": "thinking"}
         case ToolCallDelta():
             return {"type": "tool_use", "id": delta.id, "name": delta.name}
-        case PromptDelta():
-            raise TypeError("a message has no place for a prompt")
+        case PromptDelta() | VectorDelta():
+            raise TypeError("a message has no place for a prompt or a vector")
 
 
 def same_block(last: dict[str, Any], begun: dict[str, Any]) -> bool:
@@ -188,8 +189,8 @@ def added(delta: OutputDelta) -> dict[str, str]:
             return {"thinking": delta.text}
         case ToolCallDelta():
             return {"input_json": delta.arguments}
-        case PromptDelta():
-            raise TypeError("a message has no place for a prompt")
+        case PromptDelta() | VectorDelta():
+            raise TypeError("a message has no place for a prompt or a vector")
 
 
 DIALECT = Dialect(HttpConventions(ERRORS, key_headers=(b"x-api-key",)), {PATH: decode}, prefixes=(PATH,))

@@ -9,7 +9,7 @@ from pathlib import Path
 from protocol.request import Sampling
 from workers.engine.request import EMBEDDINGS, SPARSE, SPARSE_KEEP
 from workers.grammar.tool_calls import answer_grammar
-from workers.process.prompts import allowed_tokens
+from workers.process.prompts import allowed_tokens, pooled_prompts
 
 ROOT = Path(__file__).parents[3]
 SOURCES = [
@@ -47,6 +47,7 @@ PASSED_ON = {
 }
 """Expressions for a field that another place of the code, which is collected as well, has given."""
 CONSTANTS = {"FIELD": allowed_tokens.FIELD, "TOOLS_FIELD": answer_grammar.FIELD, "EMBEDDINGS": EMBEDDINGS}
+CONSTANTS |= {"DIMENSIONS": pooled_prompts.DIMENSIONS, "PROMPT_NAME": pooled_prompts.PROMPT_NAME}
 CONSTANTS |= {"SPARSE": SPARSE, "SPARSE_KEEP": SPARSE_KEEP}
 CONSTANTS |= dict.fromkeys(("_field(error.path)", "_field(path)"), answer_grammar.FIELD)
 """Expressions that are one field, or a part of it."""

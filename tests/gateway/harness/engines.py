@@ -25,6 +25,7 @@ from workers.engine.tier.prefix_tier import PrefixTier
 from workers.engine.transfer.row_frames import refusal, rows_frame
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.process.output_processor import EngineOutput, OutputProcessor
+from workers.scripted.pooling import ScriptedPooling, scripted_pooling
 from workers.scripted.runner import ScriptedRunner
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 
@@ -48,13 +49,36 @@ class EngineWorker(FakeWorker):
         tokenizer: Callable[[], ByteTokenizer] = ByteTokenizer,
         clock: Callable[[], float] = time.monotonic,
         tier: Callable[[Runner], PrefixTier] | None = None,
+        pooling: ScriptedPooling = "vectors",
     ) -> None:
         """`runner` makes the runner of each incarnation; without it, one of `LETTERS`. `clock` is that of its
-        engine. `tier` opens the prefix tier of each incarnation."""
+        engine. `tier` opens the prefix tier of each incarnation. `pooling` is what the model makes of texts."""
         super().__init__(name, slots=slots, context=4096)
+        self._pooling = scripted_pooling(pooling, WIDTH)
+        ready = Ready(
+            Capabilities(
+                chat=self._pooling.generates,
+                generates=self._pooling.generates,
+                vector_width=self._pooling.width,
+                pooling_prompts=tuple(sorted(self._pooling.prompts)),
+                labels=self._pooling.labels,
+                pairs=self._pooling.pairs,
+            ),
+            device="cpu-0",
+        )
+        self.status = replace(self.status, ready=ready)
         self._slots = slots
         self._queue = queue
-        self._runner = runner or (lambda: ScriptedRunner(slots=slots, alphabet=LETTERS, embedding_width=WIDTH))
+        encoder = not self._pooling.generates
+        self._runner = runner or (
+            lambda: ScriptedRunner(
+                slots=slots,
+                alphabet=LETTERS,
+                embedding_width=WIDTH,
+                hidden_width=WIDTH,
+                bidirectional=encoder,
+            )
+        )
         self._formats = formats
         self._tokenizer = tokenizer
         self._clock = clock
@@ -69,7 +93,14 @@ class EngineWorker(FakeWorker):
         rows = {"rows_format": self.engine.rows_format, "row_bytes": self.engine.capabilities.row_bytes}
         ready = replace(self.status.ready or Ready(Capabilities()), tier=self.engine.shared_tier, **rows)
         self.status = replace(self.status, ready=ready)
-        self._output = OutputProcessor(self._tokenizer(), max_live=128, clock=lambda: 0.0, formats=self._formats)
+        self._output = OutputProcessor(
+            self._tokenizer(),
+            max_live=128,
+            clock=lambda: 0.0,
+            context=self.engine.capabilities.context,
+            formats=self._formats,
+            pooling=self._pooling,
+        )
         self._answers: list[Event] = []
 
     def send_nowait(self, commands: Sequence[Command]) -> None:

@@ -114,6 +114,8 @@ def test_quantized_checkpoints_are_widened(load: Load, tmp_path: Path) -> None:
         assert (wide.capabilities.quantization, packed.capabilities.quantization) == ("", "int8")
         expected, actual = (runner.logits(Chunk(0, PROMPT, 0, 0)) for runner in (wide, packed))
         np.testing.assert_allclose(actual, expected, atol=0.05 * float(np.abs(expected).max()))
+        expected, actual = (runner.hidden([Chunk(1, PROMPT, 0, 0)])[0] for runner in (wide, packed))
+        np.testing.assert_allclose(actual, expected, atol=0.05 * float(np.abs(expected).max()))
     finally:
         wide.close()
         packed.close()

@@ -79,6 +79,8 @@ class PrefillCalls:
         Empty if the budget is spent or no prompt waits. A step with prompts makes at least one call, however many rows
         decode, so that no prompt starves. A last chunk costs one token more, for the decode row that follows in the
         same step. If rows are exact, several prompts share a call, whose size is that of one prompt as long as all.
+        Those whose hidden states are pooled have calls of their own, of which the first prompt in turn decides; of a
+        bidirectional model, prompts are not divided.
 
         A chunk with log-probabilities is the only call of its step, and takes turns with other prompts: these are
         delayed, by a prompt of any length, as by one chunk each step.
@@ -98,7 +100,9 @@ class PrefillCalls:
         call: list[ScheduledChunk] = []
         for candidate in candidates:
             length = self._length(candidate, min(room, self._budget_left) if call else room)
-            cost = length + (length == candidate.rest)
+            if self._capabilities.bidirectional:  # whole, after others if there is room for it
+                length = candidate.rest if not call or self._rounded(candidate.rest) <= room else 0
+            cost = length + (length == candidate.rest and not candidate.sequence.pooled)
             if length < 1 or (self._has_call and cost > self._budget_left):
                 break
             self._budget_left -= cost
@@ -113,13 +117,17 @@ class PrefillCalls:
         Stops at a prompt that could reuse more rows once a prompt before it is complete: no later one overtakes it.
         """
         rows = 0
+        pooled: bool | None = None
         before: list[_Candidate] = []
         for sequence in in_turn(prompts.prefilling, prompts.now):
             if len(before) == MAX_CHUNKS:
                 return
-            if sequence.restores_to:
+            if sequence.restores_to or pooled is (not sequence.pooled):
                 continue
-            if sequence.reused is None:
+            pooled = sequence.pooled
+            if pooled:
+                source, start, waits = sequence.slot, sequence.cached.rows, False
+            elif sequence.reused is None:
                 source, start = self._allocator.find_prefix(sequence, prompts.running())
                 waits = any(
                     self._allocator.gains_by_waiting(sequence, start, other.sequence, other.start) for other in before
@@ -144,6 +152,8 @@ class PrefillCalls:
             (candidate,) = candidates
             return _to_chunk_end(candidate.sequence, candidate.start)
         sizes = self._capabilities.prefill_chunks
+        if self._capabilities.bidirectional:
+            return sizes[-1]
         size = chunk_lengths(sum(self._rounded(candidate.available) for candidate in candidates), sizes)[0]
         if size > self._budget_left:
             size = max((chunk for chunk in sizes if chunk <= self._budget_left), default=sizes[0])
@@ -163,7 +173,7 @@ class PrefillCalls:
         most = length = min(candidate.available, room)
         if length < 1 or not self._exact:
             return length
-        if self._states is not None:
+        if self._states is not None and not sequence.pooled:
             length = self._states.chunk_length(sequence, start, length)
         if not self._capabilities.bidirectional_images:
             return length
@@ -179,7 +189,7 @@ class PrefillCalls:
         sequence, start = candidate.sequence, candidate.start
         is_first = sequence.reused is None
         copy = self._allocator.begin(sequence, candidate.source, start) if is_first else None
-        sample = sample_spec(sequence) if length == candidate.rest else None
+        sample = sample_spec(sequence) if length == candidate.rest and not sequence.pooled else None
         chunk = sequence.chunk(start, length, self._images, bidirectional=self._capabilities.bidirectional_images)
         return ScheduledChunk(sequence, chunk, sample, copy, is_first)
 

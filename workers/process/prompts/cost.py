@@ -1,7 +1,17 @@
 """Estimates of the work that the prompt and the grammar of a request take."""
 
 from protocol.commands import Submit
-from protocol.request import ChatInput, EmbeddedInput, Image, InfillInput, Input, Message, TextInput, TokensInput
+from protocol.request import (
+    ChatInput,
+    EmbeddedInput,
+    Image,
+    InfillInput,
+    Input,
+    Message,
+    PairInput,
+    TextInput,
+    TokensInput,
+)
 
 CHARACTERS_PER_MESSAGE = 32
 """Characters to tokenize that cost as much as rendering one message, at least."""
@@ -41,6 +51,8 @@ def input_cost(source: Input) -> int:
         return len(source.prefix) + len(source.suffix)
     if isinstance(source, EmbeddedInput):
         return source.data_bytes // BYTES_PER_CHARACTER + CHARACTERS_PER_ROW * source.count
+    if isinstance(source, PairInput):
+        return len(source.first) + len(source.second)
     return CHARACTERS_PER_TOKEN * len(source.tokens)
 
 

@@ -16,6 +16,7 @@ from protocol.request import ChatInput, EmbeddedInput, Grammar, InfillInput, Inp
 from workers.engine.edits.dry import NO_BREAKERS, Breakers
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.images.prompt_images import PromptImages
+from workers.engine.pooled.pooled_prompt import PooledPrompt
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.request import Constraint
 from workers.engine.sparse.sparse_request import SparsePrompt
@@ -27,14 +28,16 @@ from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
 from workers.output_formats.parsing import OutputParsing
 from workers.output_formats.reasoning_gate import ReasoningGate
+from workers.pooling.served_pooling import NO_POOLING, ServedPooling
 from workers.process.prompts.allowed_tokens import check_allowed
 from workers.process.prompts.answer_constraint import AnswerConstraints
 from workers.process.prompts.embedded_prompt import embedded_prompt, last_tokens
 from workers.process.prompts.grammar_examples import GrammarExamples
 from workers.process.prompts.images.image_prompts import ImagePrompts
 from workers.process.prompts.images.image_source import ImageSource
+from workers.process.prompts.pooled_prompts import PooledPrompts
 from workers.process.prompts.prompt_encoder import PromptEncoder, tool_list
-from workers.process.prompts.refusal import PromptRefused
+from workers.process.prompts.refusal import PromptRefused, unsupported
 from workers.process.prompts.sparse_prompts import SparsePrompts
 from workers.process.prompts.word_tokens import BreakerTokens, bad_sequences
 from workers.text.detokenizer import IncrementalDetokenizer
@@ -77,6 +80,8 @@ class TokenizedPrompt:
     """An example of what the grammar allows."""
     images: PromptImages | None = None
     """The images whose rows are among the tokens."""
+    pooled: PooledPrompt | None = None
+    """The vector that is computed of it in place of an answer."""
 
     @property
     def grammar_name(self) -> str:
@@ -117,10 +122,12 @@ class PromptBuilder:
         vocab_size: int = 0,
         sparse: SparseSettings | None = None,
         images: ImageSource | None = None,
+        pooling: ServedPooling = NO_POOLING,
     ) -> None:
         """Text that cannot fit into `context` tokens is refused before it is tokenized. `eos_ids` end the answers of a
         model without a tokenizer. Without `grammars`, requests that have one are refused. `vocab_size` is that of the
-        model, in which constraints are. `sparse` as in `SparsePrompts`, and `images` as in `ImagePrompts`."""
+        model, in which constraints are. `sparse` as in `SparsePrompts`, and `images` as in `ImagePrompts`. `pooling` is
+        what the model makes of hidden states."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._context = context
@@ -131,6 +138,8 @@ class PromptBuilder:
         placeholder = "" if images is None else images.placeholder
         self._encoder = PromptEncoder(tokenizer, context, call_writer(formats.tools, added), placeholder)
         self._images = ImagePrompts(images, context)
+        self._pooled = PooledPrompts(self._encoder, context, pooling)
+        self._generates = pooling.generates
         self._sparse = SparsePrompts(sparse, self._encoder.boundaries)
         self._examples = GrammarExamples(tokenizer, vocab_size)
         self._constraints = AnswerConstraints(grammars, ToolCallGrammars(formats.tools, added))
@@ -158,6 +167,14 @@ class PromptBuilder:
     def build(self, submit: Submit, wanted: Callable[[], bool] = _always) -> TokenizedPrompt:
         """Build the prompt of a request, without its grammar. Raises `PromptRefused` for an invalid request, and
         `PromptCancelled` between two images if it is not `wanted` any more."""
+        if submit.pooled is not None:
+            pooled_tokens, pooled = self._pooled.build(submit, submit.pooled)
+            return TokenizedPrompt(pooled_tokens, None, frozenset(), pooled=pooled)
+        if not self._generates:
+            problem = "the model is an encoder, which generates no text: send texts to /v1/embeddings or /rerank"
+            if isinstance(submit.input, ChatInput):
+                raise unsupported(problem, "messages")
+            raise unsupported(problem, "prompt")
         check_allowed(submit.sampling, self._vocab_size)
         embeddings = images = placed = None
         if isinstance(submit.input, EmbeddedInput):

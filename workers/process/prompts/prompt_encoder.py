@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protocol.errors import ErrorCode
-from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, TextInput
+from protocol.request import ChatInput, EmbeddedInput, InfillInput, Input, Message, PairInput, TextInput
 from workers.engine.prefix_match import PinnedPrefix
 from workers.engine.request import EMBEDDINGS
 from workers.process.prompts.images.image_prompts import ChatImages
@@ -60,6 +60,8 @@ class PromptEncoder:
             return tuple(self._infill(source).encode(source.prefix, source.suffix))
         if isinstance(source, EmbeddedInput):
             raise unsupported("rows of embeddings have no tokens", EMBEDDINGS)
+        if isinstance(source, PairInput):
+            raise unsupported("a pair of texts is scored, and is no prompt", "prompt")
         return source.tokens
 
     def pinned(
@@ -89,6 +91,8 @@ class PromptEncoder:
             return self._infill(source).text(source.prefix, source.suffix)
         if isinstance(source, EmbeddedInput):
             raise unsupported("rows of embeddings have no text", EMBEDDINGS)
+        if isinstance(source, PairInput):
+            raise unsupported("a pair of texts is scored, and is no prompt", "prompt")
         tokenizer = self.require("tokens")
         if (unknown := next((token for token in source.tokens if token >= tokenizer.vocab_size), None)) is not None:
             problem = f"token {unknown} is not in the vocabulary of {tokenizer.vocab_size} tokens"

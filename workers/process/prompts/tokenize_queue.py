@@ -30,6 +30,8 @@ from workers.process.prompts.refusal import PromptRefused
 MAX_INLINE_COST = 4096
 """Cost (see `workers.process.prompts.cost.tokenize_cost`) up to which a prompt is built on the event loop: this takes
 a millisecond or two, not much more than passing it to a thread and back beside a busy engine."""
+POOLED_INLINE_COST = 512
+"""The same for a text that is embedded: dozens of them come together."""
 MAX_QUERIES = 64
 """Queries that wait. A further one is refused."""
 
@@ -94,7 +96,8 @@ class TokenizeQueue:
     def submit(self, submit: Submit) -> SubmitResult | None:
         """Admit or refuse a request; return None if it is queued."""
         idle = not self._waiting and not self._busy
-        if idle and not may_be_constrained(submit) and tokenize_cost(submit) <= MAX_INLINE_COST:
+        most = MAX_INLINE_COST if submit.pooled is None else POOLED_INLINE_COST
+        if idle and not may_be_constrained(submit) and tokenize_cost(submit) <= most:
             return self._admit(submit)
         if self._output.full(len(self._waiting) + len(self._compiling)):
             text = f"{self.live} sequences are running or waiting already"

@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +17,7 @@ from protocol.request import Input, TextInput, TokensInput
 
 def decoded(settings: GatewaySettings | None = None, **fields: Any) -> Decoded:
     body = json.dumps({"model": "tiny"} | fields).encode()
-    return ScoreDecoder(settings or GatewaySettings()).score(body)
+    return ScoreDecoder(settings or GatewaySettings(), Mock()).score(body)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,6 @@ def test_a_completion_follows_its_prompt(prompt: Any, completion: Any, inputs: l
 @pytest.mark.parametrize(
     ("fields", "field", "text"),
     [
-        ({"text_1": "a", "text_2": "b"}, "text_1", "rerankers"),
-        ({"prompt": "a", "text_2": ["b"]}, "text_2", "send `prompt` and `completion`"),
         ({}, "prompt", "required"),
         ({"prompt": "a", "completion": ""}, "completion", "empty"),
         ({"prompt": "a", "completion": ["b", ""]}, "completion[1]", "empty"),

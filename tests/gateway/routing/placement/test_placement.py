@@ -10,6 +10,7 @@ from actors.actor import Terminated
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import GraceEnded, WorkerState
 from gateway.body_budget import HeldBody
+from gateway.openai.rerank.decoding import ComparisonDecoder
 from gateway.openai.scores.decoding import ScoreDecoder
 from gateway.settings import GatewaySettings
 from protocol.bounds import MAX_SLOTS
@@ -201,7 +202,7 @@ async def test_a_body_whose_prompts_share_a_text_counts_once_for_each_of_them() 
     score = b'{"model": "tiny", "prompt": "long", "completion": ["a", "b", "c"]}'
     apart = b'{"model": "tiny", "prompt": ["x", "y", "z"], "completion": ["a", "b", "c"]}'
     infill = b'{"model": "tiny", "prompt": ["x", "y", "z"], "suffix": "long", "n": 2, "max_tokens": 9}'
-    scores = ScoreDecoder(GatewaySettings())
+    scores = ScoreDecoder(GatewaySettings(), ComparisonDecoder(world.router, GatewaySettings()).score)
     for request, copies in (
         (scores.score(score).request, 3),
         (scores.score(apart).request, 1),

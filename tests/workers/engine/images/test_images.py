@@ -315,8 +315,8 @@ def test_what_images_exclude_is_refused_by_name() -> None:
 
 
 def test_an_image_that_must_not_be_split_fits_into_the_largest_chunk() -> None:
-    assert len(cold(request(1, MAP, "?"), bidirectional=True, prefill_chunks=(16, 56))) == 6
-    engine = Engine(runner(bidirectional=True, prefill_chunks=(16, 55)))
+    assert len(cold(request(1, MAP, "?"), bidirectional_images=True, prefill_chunks=(16, 56))) == 6
+    engine = Engine(runner(bidirectional_images=True, prefill_chunks=(16, 55)))
     assert refused(engine, request(1, MAP, "?")) == (ErrorCode.UNSUPPORTED, "image[0]")
 
 

@@ -1,0 +1,1 @@
+"""Requests for vectors and scores of texts, in any dialect."""

@@ -1,0 +1,160 @@
+"""Decodes bodies of `/v1/rerank`, and those of `/v1/score` that compare texts."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gateway.errors import RequestError, invalid
+from gateway.generation.field_names import FieldNames
+from gateway.generation.pooled.texts import input_names, pooled_request
+from gateway.generation.request import GenerationRequest
+from gateway.generation.unsupported_options import NeutralValues, refuse_options
+from gateway.http.json_body import decode_body
+from gateway.openai.embeddings.decoding import truncation
+from gateway.openai.rerank.answer import ComparisonAnswer, RerankAnswer
+from gateway.openai.rerank.schema import MAX_DOCUMENTS, RerankBody
+from gateway.openai.rerank.similarity import PairScores
+from gateway.openai.scores.schema import ScoreBody
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+from gateway.streaming.dialect import Decoded
+from protocol.errors import ErrorCode
+from protocol.request import PairInput, Pooled, TextInput
+
+OPTIONS: NeutralValues = {
+    "activation": (True,),
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "mm_processor_kwargs": (),
+    "overlap_tokens": (),
+    "rank_fields": (["text"],),
+    "truncation": (False,),
+    "use_activation": (True,),
+}
+"""The values of options that change nothing, besides `null`."""
+RERANK = FieldNames({"prompt": "documents", "messages": "documents"})
+"""The names of fields in errors."""
+SCORE = FieldNames({"prompt": "text_2", "messages": "text_2"})
+
+
+class ComparisonDecoder:
+    """Decodes bodies that compare texts. Every refusal is a `RequestError` that names its field."""
+
+    def __init__(self, router: Router, settings: GatewaySettings) -> None:
+        self._router = router
+        self._settings = settings
+        self._body = msgspec.json.Decoder(RerankBody)
+
+    def rerank(self, raw: bytes) -> Decoded:
+        """Decode a body of `/v1/rerank`."""
+        body = decode_body(self._body, raw)
+        refuse_options(body, OPTIONS, OPTIONS)
+        documents = [each if isinstance(each, str) else each.text for each in body.documents]
+        names = input_names("documents", len(documents), several=True)
+        request, scores = self._compared(
+            body.model,
+            [(body.query, each) for each in documents],
+            [("query", each) for each in names],
+            Pooled(truncate=truncation(body.truncate_prompt_tokens)),
+            fields=RERANK,
+            size=len(raw),
+            cache_salt=body.cache_salt or "",
+        )
+        answer = RerankAnswer(scores, body.top_n, documents if body.return_documents else None)
+        return Decoded(request, answer, prepare=scores.prepare)
+
+    def score(self, body: ScoreBody, size: int) -> Decoded:
+        """Return the request of a body of `/v1/score`, of `size` bytes, that has `text_1` or `text_2`."""
+        for name in ("prompt", "completion"):
+            if getattr(body, name) is not None:
+                raise invalid(name, f"`{name}` and `text_1` exclude each other: texts are compared, or scored")
+        if body.text_1 is None or body.text_2 is None:
+            missing = "text_1" if body.text_1 is None else "text_2"
+            raise invalid(missing, f"`{missing}` is required")
+        firsts, seconds = _texts(body.text_1), _texts(body.text_2)
+        if len(firsts) not in (1, len(seconds)):
+            text = f"there are {len(firsts)} of `text_1` and {len(seconds)} of `text_2`"
+            raise invalid("text_1", f"{text}; send one, or as many")
+        names = [
+            input_names(field, len(texts), several=not isinstance(given, str))
+            for field, texts, given in (("text_1", firsts, body.text_1), ("text_2", seconds, body.text_2))
+        ]
+        repeat = len(seconds) if len(firsts) == 1 else 1
+        request, scores = self._compared(
+            body.model,
+            list(zip(firsts * repeat, seconds, strict=True)),
+            list(zip(names[0] * repeat, names[1], strict=True)),
+            Pooled(truncate=truncation(body.truncate_prompt_tokens)),
+            fields=SCORE,
+            size=size,
+            cache_salt=body.cache_salt or "",
+        )
+        return Decoded(request, ComparisonAnswer(scores), prepare=scores.prepare)
+
+    def _compared(
+        self,
+        model: str,
+        pairs: Sequence[tuple[str, str]],
+        names: Sequence[tuple[str, str]],
+        pooled: Pooled,
+        *,
+        fields: FieldNames,
+        size: int,
+        cache_salt: str,
+    ) -> tuple[GenerationRequest, PairScores]:
+        """Return the request for the scores of pairs of texts. Raises `RequestError`."""
+        if len(pairs) > MAX_DOCUMENTS:
+            field = fields.name("prompt")
+            raise invalid(field, f"`{field}` has {len(pairs)} texts; one request may have {MAX_DOCUMENTS}")
+        for texts, own in zip(pairs, names, strict=True):
+            for text, name in zip(texts, own, strict=True):
+                if not text:
+                    raise invalid(name, f"`{name}` is empty")
+        sources = [PairInput(*pair) for pair in pairs]
+        if self._scores_pairs(model):
+            pooled = msgspec.structs.replace(pooled, kind="scores")
+            request = pooled_request(
+                self._settings,
+                size,
+                model=model,
+                inputs=sources,
+                names=tuple(second for _, second in names),
+                pooled=pooled,
+                fields=fields,
+                cache_salt=cache_salt,
+            )
+            return request, PairScores(None)
+        # Each text once, whatever the number of its pairs.
+        places: dict[str, int] = {}
+        own_names: list[str] = []
+        for pair, named in zip(pairs, names, strict=True):
+            for text, name in zip(pair, named, strict=True):
+                if text not in places:
+                    places[text] = len(places)
+                    own_names.append(name)
+        request = pooled_request(
+            self._settings,
+            size,
+            model=model,
+            inputs=[TextInput(text) for text in places],
+            names=tuple(own_names),
+            pooled=pooled,
+            fields=fields,
+            cache_salt=cache_salt,
+        )
+        return request, PairScores([(places[first], places[second]) for first, second in pairs])
+
+    def _scores_pairs(self, model: str) -> bool:
+        """Return whether workers score pairs of texts, rather than that their embeddings are compared. Raises
+        `RequestError` for a model that can do neither."""
+        known = self._router.capabilities(self._router.canonical(model))
+        if known is None:  # not loaded yet: a worker that makes no embeddings refuses the request
+            return False
+        if not known.pairs and not known.vector_width:
+            text = f"the model {model!r} neither scores pairs of texts nor makes embeddings: choose another one"
+            raise RequestError(ErrorCode.UNSUPPORTED, text, field="model")
+        return known.pairs
+
+
+def _texts(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
