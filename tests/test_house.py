@@ -142,7 +142,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "chaos": {"config", "client"},
         "scaling": {"config", "client"},
         "commands": {"config", "client", "terminal", "chaos", "scaling"},
-        "declarations": {"config", "terminal", "commands"},
+        "declarations": {"config", "client", "terminal", "commands"},
         "main": {"config", "terminal", "commands", "declarations"},
         "__main__": {"main"},
     },

@@ -19,7 +19,7 @@ from gateway.anthropic.schema import (
 from gateway.anthropic.unsupported import refuse_unsupported
 from gateway.errors import RequestError, invalid
 from gateway.generation.tools import PastCalls
-from gateway.images.sources import ImageSources, MixedContent
+from gateway.images.sources import GivenImages, MixedContent
 from protocol.bounds import MAX_MESSAGES, MAX_TEXT, MAX_TOOL_CALLS
 from protocol.request import ImagePlace, Message, ToolCall
 
@@ -27,7 +27,7 @@ ERROR_PREFIX = "Error: "
 """Precedes the result of a call that failed, as templates have no other place for `is_error`."""
 
 
-def prompt_messages(body: CountBody, marks: CacheMarks, images: ImageSources) -> tuple[Message, ...]:
+def prompt_messages(body: CountBody, marks: CacheMarks, images: GivenImages) -> tuple[Message, ...]:
     """The messages of a body, its `system` first. Their images are added to `images`, and their marks to `marks`: those
     of tools count as at the end of the system's message, beside which templates put tools. Raises `RequestError` naming
     the path of a block."""
@@ -70,7 +70,7 @@ class _Turn:
 class PromptTurns:
     """The messages so far. Consecutive ones of the user, or of the assistant, become one: templates expect turns."""
 
-    def __init__(self, marks: CacheMarks, images: ImageSources) -> None:
+    def __init__(self, marks: CacheMarks, images: GivenImages) -> None:
         self._marks = marks
         self._images = images
         self._messages: list[Message] = []

@@ -33,7 +33,7 @@ from gateway.generation.template_time import template_time
 from gateway.generation.tools import ToolDefinition, encode_tools
 from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
-from gateway.images.sources import ImageSources
+from gateway.images.sources import GivenImages
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded, DecodedQuery
 from protocol.errors import ErrorCode
@@ -56,7 +56,7 @@ class MessagesDecoder:
     def messages(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/messages`."""
         body = _decoded(self._messages, raw)
-        images = ImageSources()
+        images = GivenImages()
         chat = chat_input(body, images)
         if body.messages[-1].role == "assistant":
             at = f"messages[{len(body.messages) - 1}].role"
@@ -98,7 +98,7 @@ class MessagesDecoder:
     def count(self, raw: bytes) -> DecodedQuery:
         """Decode a body of `/v1/messages/count_tokens`."""
         body = _decoded(self._count, raw)
-        images = ImageSources()
+        images = GivenImages()
         return DecodedQuery(PromptQuery(body.model, chat_input(body, images), fields=NAMES), _count, images.found)
 
 
@@ -106,7 +106,7 @@ def _count(answer: Tokenized, _: int | None) -> bytes:
     return msgspec.json.encode({"input_tokens": answer.count})
 
 
-def chat_input(body: CountBody, images: ImageSources) -> ChatInput:
+def chat_input(body: CountBody, images: GivenImages) -> ChatInput:
     """The prompt of a body, whose images are added to `images`. Raises `RequestError`."""
     refuse_unsupported(body)
     if body.output_config is not None:

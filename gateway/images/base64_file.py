@@ -6,13 +6,13 @@ import anyio.lowlevel
 
 from gateway.errors import invalid
 from gateway.images.header import HeaderInvalid, sniff
-from gateway.images.sources import ImageSource
+from gateway.images.sources import GivenImage
 
 PIECE_CHARACTERS = 256 * 1024
 """A multiple of four."""
 
 
-async def decode_base64(source: ImageSource) -> bytes:
+async def decode_base64(source: GivenImage) -> bytes:
     """Decode a file. One that is no image is refused after its first piece. Raises `RequestError`."""
     text, at, field = source.text, source.begin, source.field
     parts: list[bytes] = []

@@ -18,7 +18,7 @@ from gateway.body_budget import HeldBody
 from gateway.errors import invalid
 from gateway.images.addresses import is_public
 from gateway.images.image_url import ImageUrl, parse_image_url
-from gateway.images.sources import ImageSource, check_media_type, too_large
+from gateway.images.sources import GivenImage, check_media_type, too_large
 
 FETCH_S = 10.0
 """Time for an image, from its name to its last byte, and its turn."""
@@ -56,11 +56,11 @@ class ImageFetcher:
         self._turns: dict[str, tuple[anyio.Semaphore, int]] = {}
         """The turns of each client, and the fetches that have or await one."""
 
-    def check(self, source: ImageSource) -> ImageUrl:
+    def check(self, source: GivenImage) -> ImageUrl:
         """Parse the URL of an image. Raises `RequestError`."""
         return parse_image_url(source.text, source.field, self._allowed)
 
-    async def fetch(self, source: ImageSource, client: str, most: int, held: HeldBody) -> bytes:
+    async def fetch(self, source: GivenImage, client: str, most: int, held: HeldBody) -> bytes:
         """Return the file of an image, of `most` bytes, which `held` counts. Raises `RequestError`."""
         wanted, field = self.check(source), source.field
         try:

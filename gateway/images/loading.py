@@ -10,7 +10,7 @@ from gateway.body_budget import HeldBody
 from gateway.errors import RequestError, invalid
 from gateway.images.base64_file import decode_base64
 from gateway.images.checks import checked_image
-from gateway.images.sources import ImageSource, too_large
+from gateway.images.sources import GivenImage, too_large
 from gateway.settings import GatewaySettings
 from protocol.bounds import IMAGE_DIGEST_BYTES, MAX_IMAGE_BYTES
 from protocol.errors import ErrorCode
@@ -35,13 +35,13 @@ class ImageLoader:
 
             self._fetcher = ImageFetcher(settings.allow_image_urls)
 
-    def check(self, sources: Sequence[ImageSource]) -> None:
+    def check(self, sources: Sequence[GivenImage]) -> None:
         """Raise `RequestError` for the first image with a URL that is not fetched."""
         for source in sources:
             if source.kind == "url":
                 self._fetches(source).check(source)
 
-    async def load(self, sources: Sequence[ImageSource], client: str, held: HeldBody) -> tuple[Image, ...]:
+    async def load(self, sources: Sequence[GivenImage], client: str, held: HeldBody) -> tuple[Image, ...]:
         """Return the images. `held` counts those that are fetched; the others came with its body. Raises
         `RequestError` naming the field of an image."""
         found: list[Image] = []
@@ -57,7 +57,7 @@ class ImageLoader:
             found.append(checked_image(data, source.field, source.detail, await _digest(data)))
         return tuple(found)
 
-    def _fetches(self, source: ImageSource) -> "ImageFetcher":
+    def _fetches(self, source: GivenImage) -> "ImageFetcher":
         if self._fetcher is None:
             raise _not_fetched(source.field)
         return self._fetcher

@@ -19,7 +19,7 @@ MAX_BASE64 = 4 * -(-MAX_IMAGE_BYTES // 3) * 33 // 32
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSource:
+class GivenImage:
     """One image of a request."""
 
     field: str
@@ -31,15 +31,15 @@ class ImageSource:
     detail: ImageDetail = "auto"
 
 
-class ImageSources:
+class GivenImages:
     """Collects the images of a request in the order in which they come. Synchronous: nothing is decoded yet."""
 
     def __init__(self) -> None:
-        self._found: list[ImageSource] = []
+        self._found: list[GivenImage] = []
         self._characters = 0
 
     @property
-    def found(self) -> tuple[ImageSource, ...]:
+    def found(self) -> tuple[GivenImage, ...]:
         """The images so far."""
         return tuple(self._found)
 
@@ -53,13 +53,13 @@ class ImageSources:
             raise invalid(field, text)
         if len(url) > MAX_URL:
             raise invalid(field, f"`{field}` has a URL of over {MAX_URL} characters")
-        return self._add(ImageSource(field, "url", url, detail=detail))
+        return self._add(GivenImage(field, "url", url, detail=detail))
 
     def add_base64(self, data: str, field: str, media_type: str | None = None) -> int:
         """Add an image in base64, of this declared type. Returns its index. Raises `RequestError`."""
         if media_type is not None:
             check_media_type(media_type, field)
-        return self._add_encoded(ImageSource(field, "base64", data))
+        return self._add_encoded(GivenImage(field, "base64", data))
 
     def _add_data(self, url: str, field: str, detail: ImageDetail) -> int:
         head = _DATA.match(url, 0, _MAX_DATA_HEAD)
@@ -67,9 +67,9 @@ class ImageSources:
             text = f"`{field}` is not a data URL in base64, such as data:image/png;base64,iVBORw0KGgo="
             raise invalid(field, text)
         check_media_type(head[1], field)
-        return self._add_encoded(ImageSource(field, "base64", url, head.end(), detail))
+        return self._add_encoded(GivenImage(field, "base64", url, head.end(), detail))
 
-    def _add_encoded(self, source: ImageSource) -> int:
+    def _add_encoded(self, source: GivenImage) -> int:
         size = len(source.text) - source.begin
         if not size:
             raise invalid(source.field, f"`{source.field}` has no data")
@@ -78,7 +78,7 @@ class ImageSources:
             raise too_large(source.field)
         return self._add(source)
 
-    def _add(self, source: ImageSource) -> int:
+    def _add(self, source: GivenImage) -> int:
         if len(self._found) == MAX_IMAGES:
             field = source.field
             raise invalid(field, f"`{field}` is one of over {MAX_IMAGES} images; a request may have {MAX_IMAGES}")

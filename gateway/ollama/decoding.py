@@ -17,7 +17,7 @@ from gateway.generation.template_time import template_time
 from gateway.generation.tools import PastCalls, ToolDefinition, encode_tools
 from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
-from gateway.images.sources import ImageSources
+from gateway.images.sources import GivenImages
 from gateway.ollama.answer import OllamaAnswer
 from gateway.ollama.field_names import CHAT, GENERATE
 from gateway.ollama.residence import ModelResidence, keep_alive_s
@@ -62,7 +62,7 @@ class OllamaDecoder:
             return self._loaded(body)
         tools = body.tools or ()
         paths = [f"tools[{index}].function" for index in range(len(tools))]
-        images = ImageSources()
+        images = GivenImages()
         made = ChatInput(
             _messages(body.messages, images),
             encode_tools([_definition(tool) for tool in tools], paths),
@@ -85,7 +85,7 @@ class OllamaDecoder:
                 raise invalid("images", "`images` have no place in a `raw` prompt")
             return self._decoded(body, TextInput(body.prompt), len(raw))
         system = (Message("system", body.system),) if body.system else ()
-        images = ImageSources()
+        images = GivenImages()
         messages = (*system, Message("user", body.prompt, images=_places(body.images, "images", images)))
         made = ChatInput(messages, now=template_time(), options=_template_options(body.think), parse_reasoning=True)
         return self._decoded(body, made, len(raw))._replace(images=images.found)
@@ -146,12 +146,12 @@ def model_named(router: Router, name: str) -> str:
     return without if own not in names and without in names else own
 
 
-def _places(given: Sequence[str] | None, at: str, images: ImageSources) -> tuple[ImagePlace, ...]:
+def _places(given: Sequence[str] | None, at: str, images: GivenImages) -> tuple[ImagePlace, ...]:
     """Add the images of a message to `images`. They come before its text, as in Ollama."""
     return tuple(ImagePlace(images.add_base64(data, f"{at}[{index}]"), 0) for index, data in enumerate(given or ()))
 
 
-def _messages(messages: Sequence[OllamaMessage], images: ImageSources) -> tuple[Message, ...]:
+def _messages(messages: Sequence[OllamaMessage], images: GivenImages) -> tuple[Message, ...]:
     """The messages, whose images are added to `images`. A result belongs to the call that it names by id or by tool, or
     else to the first without one."""
     made: list[Message] = []

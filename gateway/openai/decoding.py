@@ -8,7 +8,7 @@ from gateway.generation.request import OutputOptions
 from gateway.generation.template_time import template_time
 from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
-from gateway.images.sources import ImageSources
+from gateway.images.sources import GivenImages
 from gateway.openai.answer import OpenAIAnswer
 from gateway.openai.chat.messages import decode_messages
 from gateway.openai.chat.reasoning import template_options
@@ -88,7 +88,7 @@ class RequestDecoder:
         if body.top_logprobs and not body.logprobs:
             raise invalid("top_logprobs", "`top_logprobs` goes with `logprobs: true` only")
         top = (body.top_logprobs or 0) if body.logprobs else None
-        images = ImageSources()
+        images = GivenImages()
         decoded = self._decoded(body, [chat_input(body, images)], limit, top, size=len(raw))
         return decoded._replace(images=images.found)
 
@@ -162,7 +162,7 @@ class RequestDecoder:
         return body.priority or 0
 
 
-def chat_input(body: ChatBody, images: ImageSources) -> ChatInput:
+def chat_input(body: ChatBody, images: GivenImages) -> ChatInput:
     """The prompt of a chat completion, whose images are added to `images`. Raises `RequestError` naming the field."""
     tools, messages = offered_tools(body), decode_messages(body.messages, images)
     return ChatInput(

@@ -9,7 +9,7 @@ from gateway.errors import invalid
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
 from gateway.http.json_body import decode_body
-from gateway.images.sources import ImageSources
+from gateway.images.sources import GivenImages
 from gateway.openai.chat.tool_schema import ChatTools
 from gateway.openai.decoding import HINTS, chat_input
 from gateway.openai.field_names import QUERY
@@ -123,7 +123,7 @@ class PromptQueryDecoder:
             refuse_options(body, OF_PROMPTS, OF_PROMPTS)
             special = body.add_special_tokens is not False
             return DecodedQuery(PromptQuery(model, TextInput(body.prompt), "tokens", special, QUERY), _tokens)
-        images = ImageSources()
+        images = GivenImages()
         chat = self._chat(model, body, images)
         return DecodedQuery(PromptQuery(model, chat, "tokens", fields=QUERY), _tokens, images.found)
 
@@ -136,7 +136,7 @@ class PromptQueryDecoder:
         """Decode a body of `/apply-template`."""
         body = decode_body(self._apply_template, raw, HINTS)
         model = self._model(body.model)
-        images = ImageSources()
+        images = GivenImages()
         chat = self._chat(model, body, images)
         return DecodedQuery(PromptQuery(model, chat, "text", fields=QUERY), _text, images.found)
 
@@ -147,7 +147,7 @@ class PromptQueryDecoder:
             raise invalid("model", "`model` is required, unless a server has one model")
         return models[0] if name is None else name
 
-    def _chat(self, model: str, body: TokenizeBody | ApplyTemplateBody, images: ImageSources) -> Input:
+    def _chat(self, model: str, body: TokenizeBody | ApplyTemplateBody, images: GivenImages) -> Input:
         """The messages as a chat completion has them. Their images are added to `images`."""
         names = [name for name in OF_CHATS if name in body.__struct_fields__]
         refuse_options(body, names, OF_CHATS)

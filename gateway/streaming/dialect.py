@@ -18,7 +18,7 @@ from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import HttpExchange
-from gateway.images.sources import ImageSource
+from gateway.images.sources import GivenImage
 from gateway.routing.request_group import RequestGroup
 from protocol.events import Tokenized
 
@@ -108,7 +108,7 @@ class Decoded(NamedTuple):
     prepare: Prepare | None = None
     portable: bool = True
     """Its body is all that another gateway needs to compute the same answer."""
-    images: tuple[ImageSource, ...] = ()
+    images: tuple[GivenImage, ...] = ()
     """The images of its chat, which are loaded before the request is admitted."""
 
 
@@ -136,7 +136,7 @@ class DecodedQuery(NamedTuple):
     query: PromptQuery
     render: Callable[[Tokenized, int | None], bytes]
     """Writes the answer as a JSON body. The number is the context of the model, if it is known."""
-    images: tuple[ImageSource, ...] = ()
+    images: tuple[GivenImage, ...] = ()
     """As those of `Decoded`."""
 
 

@@ -13,7 +13,7 @@ from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest
 from gateway.http.exchange import ClientGone, HttpExchange
 from gateway.images.loading import ImageLoader
-from gateway.images.sources import ImageSource
+from gateway.images.sources import GivenImage
 from gateway.routing.router import Router
 from gateway.streaming.key_limits import KeyGate
 from protocol.bounds import MAX_FRAME_BYTES
@@ -36,7 +36,7 @@ class ImageInputs:
         self._gate = KeyGate(router)
 
     async def request(
-        self, exchange: HttpExchange, request: GenerationRequest, sources: Sequence[ImageSource], held: HeldBody
+        self, exchange: HttpExchange, request: GenerationRequest, sources: Sequence[GivenImage], held: HeldBody
     ) -> GenerationRequest:
         """Return a request with its images. Raises `RequestError` and `ClientGone`."""
         inputs = {id(each.input): each.input for each in request.sequences}
@@ -48,7 +48,7 @@ class ImageInputs:
         return replace(request, sequences=sequences)
 
     async def query(
-        self, exchange: HttpExchange, query: PromptQuery, sources: Sequence[ImageSource], held: HeldBody
+        self, exchange: HttpExchange, query: PromptQuery, sources: Sequence[GivenImage], held: HeldBody
     ) -> PromptQuery:
         """Return a query with its images. Raises `RequestError` and `ClientGone`."""
         made = await self._inputs(exchange, query.model, {0: query.input}, sources, held)
@@ -59,7 +59,7 @@ class ImageInputs:
         exchange: HttpExchange,
         model: str,
         inputs: dict[int, Input],
-        sources: Sequence[ImageSource],
+        sources: Sequence[GivenImage],
         held: HeldBody,
     ) -> dict[int, Input]:
         images: tuple[Image, ...] = ()
@@ -76,7 +76,7 @@ class ImageInputs:
             _check_sizes(inputs.values(), sources, images, held)
         return inputs
 
-    def _check_model(self, model: str, source: ImageSource) -> None:
+    def _check_model(self, model: str, source: GivenImage) -> None:
         """Refuse images for a model that takes none, as far as its workers are known. Raises `RequestError`."""
         model = self._router.canonical(model)
         if not self._router.pool.has(model):
@@ -86,7 +86,7 @@ class ImageInputs:
             text = f"`{source.field}`: model {model!r} takes no images: it has no vision tower here"
             raise invalid(source.field, text, ErrorCode.UNSUPPORTED)
 
-    async def _load(self, exchange: HttpExchange, sources: Sequence[ImageSource], held: HeldBody) -> tuple[Image, ...]:
+    async def _load(self, exchange: HttpExchange, sources: Sequence[GivenImage], held: HeldBody) -> tuple[Image, ...]:
         if is_in_body(sources):
             return await self._loader.load(sources, exchange.client, held)
         loaded = _Loaded((), None)
@@ -112,7 +112,7 @@ class _Loaded(NamedTuple):
 
 
 def _check_sizes(
-    inputs: Iterable[Input], sources: Sequence[ImageSource], images: Sequence[Image], held: HeldBody
+    inputs: Iterable[Input], sources: Sequence[GivenImage], images: Sequence[Image], held: HeldBody
 ) -> None:
     """Refuse a prompt that may fit into no frame. Raises `RequestError`."""
     decoded = zip(sources, images, strict=True)
@@ -137,6 +137,6 @@ def _wire_bytes(source: Input, most: int) -> int:
             return most
 
 
-def is_in_body(sources: Sequence[ImageSource]) -> bool:
+def is_in_body(sources: Sequence[GivenImage]) -> bool:
     """Return whether the body has the images itself. What a URL leads to may change."""
     return all(each.kind == "base64" for each in sources)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gateway.errors import invalid
 from gateway.generation.tools import PastCalls
-from gateway.images.sources import ImageSources, MixedContent
+from gateway.images.sources import GivenImages, MixedContent
 from gateway.openai.schema import ChatMessage, ImagePart, TextPart
 from gateway.openai.unsupported import refuse_set
 from protocol.bounds import MAX_TEXT
@@ -20,7 +20,7 @@ ONLY_IN = {
 """Fields of a message that only one role has."""
 
 
-def decode_messages(messages: Sequence[ChatMessage], images: ImageSources) -> tuple[Message, ...]:
+def decode_messages(messages: Sequence[ChatMessage], images: GivenImages) -> tuple[Message, ...]:
     """Return the messages for the worker. Their images are added to `images`. Raises `RequestError` naming the
     field."""
     past = PastCalls()
@@ -74,7 +74,7 @@ def _calls(message: ChatMessage, past: PastCalls, at: str) -> tuple[ToolCall, ..
     return tuple(calls.values())
 
 
-def _content(message: ChatMessage, at: str, images: ImageSources) -> tuple[str, tuple[ImagePlace, ...]]:
+def _content(message: ChatMessage, at: str, images: GivenImages) -> tuple[str, tuple[ImagePlace, ...]]:
     """Return the text of a message, and the places of images in it."""
     content = message.content
     places: tuple[ImagePlace, ...] = ()
@@ -96,7 +96,7 @@ def _content(message: ChatMessage, at: str, images: ImageSources) -> tuple[str, 
 
 
 def _mixed(
-    content: Sequence[TextPart | ImagePart], role: str, at: str, images: ImageSources
+    content: Sequence[TextPart | ImagePart], role: str, at: str, images: GivenImages
 ) -> tuple[str, tuple[ImagePlace, ...]]:
     mixed = MixedContent()
     for index, part in enumerate(content):

@@ -3,7 +3,7 @@
 from gateway.errors import invalid
 from gateway.generation.broken_calls import is_object
 from gateway.generation.tools import PastCalls
-from gateway.images.sources import ImageSources
+from gateway.images.sources import GivenImages
 from gateway.responses.items.input_schema import InputItem
 from gateway.responses.items.item import check_item, kind_of, mixed_of, reasoning_of, text_of
 from protocol.bounds import MAX_MESSAGES, MAX_TEXT, MAX_TOOL_CALLS
@@ -15,7 +15,7 @@ class MessageBuilder:
     other are one message, as chat templates expect."""
 
     def __init__(self, instructions: str | None = None) -> None:
-        self.images = ImageSources()
+        self.images = GivenImages()
         """The images of its messages."""
         self._messages: list[Message] = []
         self._reasoning: list[str] = []

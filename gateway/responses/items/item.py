@@ -3,7 +3,7 @@
 from typing import Any
 
 from gateway.errors import invalid
-from gateway.images.sources import ImageSources, MixedContent
+from gateway.images.sources import GivenImages, MixedContent
 from gateway.responses.ids import input_item_id
 from gateway.responses.items.input_schema import Content, InputItem, ItemPart
 from gateway.responses.items.reasoning import decode_reasoning
@@ -64,7 +64,7 @@ def text_of(content: Content | None, at: str) -> str:
     return _bounded(text, at)
 
 
-def mixed_of(content: Content | None, at: str, images: ImageSources) -> tuple[str, tuple[ImagePlace, ...]]:
+def mixed_of(content: Content | None, at: str, images: GivenImages) -> tuple[str, tuple[ImagePlace, ...]]:
     """The text of an item's content, and the places of images in it, which are added to `images`. Raises
     `RequestError`."""
     if content is None or isinstance(content, str) or all(part.type != "input_image" for part in content):
@@ -85,7 +85,7 @@ def _bounded(text: str, at: str) -> str:
     return text
 
 
-def _image(part: ItemPart, at: str, images: ImageSources) -> int:
+def _image(part: ItemPart, at: str, images: GivenImages) -> int:
     """Add the image of a part, and return its index."""
     if part.file_id:
         field = f"{at}.file_id"

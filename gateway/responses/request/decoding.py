@@ -12,7 +12,7 @@ from gateway.generation.request import GenerationRequest, OutputOptions
 from gateway.generation.template_time import template_time
 from gateway.generation.unset_parameters import unset_parameters
 from gateway.http.json_body import Hints, decode_body
-from gateway.images.sources import ImageSource
+from gateway.images.sources import GivenImage
 from gateway.responses.items.conversation import MessageBuilder
 from gateway.responses.items.input_schema import InputItem
 from gateway.responses.request.field_names import NAMES
@@ -80,7 +80,7 @@ class ResponsesDecoder:
 
     def request(
         self, body: ResponsesBody, items: Sequence[EarlierItem], *, size: int
-    ) -> tuple[GenerationRequest, tuple[ImageSource, ...]]:
+    ) -> tuple[GenerationRequest, tuple[GivenImage, ...]]:
         """The request for the answer to `items`, the whole conversation, and its images. `size`: the bytes of the
         body."""
         conversation = MessageBuilder(body.instructions)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.images.fetching import ImageFetcher
-from gateway.images.sources import ImageSource
+from gateway.images.sources import GivenImage
 from protocol.bounds import MAX_IMAGE_BYTES
 from protocol.events import Capabilities, Ready
 from tests.gateway.harness.fakes import FakeWorker
@@ -51,7 +51,7 @@ class Site:
         self, fetcher: ImageFetcher | None = None, path: str = "/a.png", most: int = MAX_IMAGE_BYTES
     ) -> bytes:
         held = HeldBody(self.budget)
-        source = ImageSource(FIELD, "url", f"http{'s' * self.secure}://images.test:{self.port}{path}")
+        source = GivenImage(FIELD, "url", f"http{'s' * self.secure}://images.test:{self.port}{path}")
         try:
             return await (fetcher or self.fetcher()).fetch(source, "anna", most, held)
         finally:

@@ -14,7 +14,7 @@ from gateway.errors import RequestError
 from gateway.images.addresses import is_public
 from gateway.images.fetching import MAX_AT_ONCE, ImageFetcher
 from gateway.images.image_url import parse_image_url
-from gateway.images.sources import ImageSource
+from gateway.images.sources import GivenImage
 from tests.gateway.images.files import PNG
 from tests.gateway.images.sites import FIELD, Answer, drip, endless, silent, site, whole
 
@@ -143,7 +143,7 @@ async def test_a_name_is_resolved_once_and_none_of_its_addresses_may_be_private(
 )
 async def test_the_real_resolver_leads_to_nothing_of_this_machine(url: str) -> None:
     with pytest.raises(RequestError, match="has no public address"):
-        await ImageFetcher(("*",)).fetch(ImageSource(FIELD, "url", url), "", 1, HeldBody(BodyBudget(1, 1)))
+        await ImageFetcher(("*",)).fetch(GivenImage(FIELD, "url", url), "", 1, HeldBody(BodyBudget(1, 1)))
 
 
 @pytest.mark.anyio
