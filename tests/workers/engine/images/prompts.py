@@ -15,9 +15,9 @@ from workers.vision.mrope import axes_of
 
 KINDS: dict[str, dict[str, Any]] = {
     "causal": {},
-    "bidirectional": {"bidirectional": True},
+    "bidirectional": {"bidirectional_images": True},
     "chunks": {"exact_rows": False},
-    "chunks-bidirectional": {"exact_rows": False, "bidirectional": True},
+    "chunks-bidirectional": {"exact_rows": False, "bidirectional_images": True},
     "recurrent": {"state_bytes": 16},
 }
 """Runners that differ in what they need of chunks."""
