@@ -67,6 +67,9 @@ class Constant:
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         raise NotImplementedError
 
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        raise NotImplementedError
+
     def copy_prefix(self, source: int, target: int, length: int) -> None: ...
 
     def read_rows(self, slot: int, start: int, end: int) -> bytes:

@@ -78,6 +78,12 @@ class RunnerCapabilities:
     (`Chunk.ends`)."""
     window_bytes: int = 0
     """Bytes that such layers take for each slot; `row_bytes` is of the others."""
+    hidden_width: int = 0
+    """Numbers of a hidden state, where `Runner.hidden` returns them; 0 where it does not."""
+    bidirectional: bool = False
+    """Tokens attend to later ones too: a chunk is a whole sequence from row 0, of which no rows are kept. Only
+    `Runner.hidden` computes chunks; several of them in a call have at most the largest size of `prefill_chunks`
+    together, and a longer sequence is a call of its own."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -100,6 +106,8 @@ class Chunk(Struct, frozen=True, gc=False):
     ends: tuple[int, ...] | None = None
     """For each token the cache row before which it attends to rows, where it attends to later tokens of the chunk too:
     to those of its image. None if each attends up to itself."""
+    token_types: tuple[int, ...] | None = None
+    """The segment of each token (`token_type_ids`), for encoders of pairs of texts. None if all are 0."""
 
     def position_at(self, index: int) -> int:
         """Return the RoPE position of a token."""
@@ -111,7 +119,9 @@ class Chunk(Struct, frozen=True, gc=False):
         tokens = self.tokens[at : at + length]
         axes = None if self.axes is None else self.axes[:, at : at + length]
         ends = None if self.ends is None else self.ends[at : at + length]
-        return Chunk(self.slot, tokens, self.start + at, self.position_at(at), self.embeddings, positions, axes, ends)
+        types = None if self.token_types is None else self.token_types[at : at + length]
+        start, position = self.start + at, self.position_at(at)
+        return Chunk(self.slot, tokens, start, position, self.embeddings, positions, axes, ends, types)
 
 
 class DecodeRow(Struct, frozen=True, gc=False):
@@ -216,6 +226,13 @@ def check_specs(capabilities: RunnerCapabilities, chunks: Sequence[Chunk], specs
         raise ValueError(f"chunks: {len(chunks)}, but rows are not exact: pass one chunk per call")
     if len(chunks) != len(specs):
         raise ValueError(f"specs: {len(specs)} for {len(chunks)} chunks")
+
+
+def check_hidden(capabilities: RunnerCapabilities, chunks: Sequence[Chunk]) -> None:
+    """Raise `ValueError` for chunks that `Runner.hidden` does not take together, or if it takes none."""
+    if not capabilities.hidden_width:
+        raise ValueError("chunks: the runner returns no hidden states")
+    check_specs(capabilities, chunks, [None] * len(chunks))
 
 
 def check_targets(capabilities: RunnerCapabilities, chunk: Chunk, targets: Sequence[int]) -> None:
@@ -407,6 +424,13 @@ class Runner(Protocol):
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         """Compute a chunk like `prefill` and return the logits of every row: float32 [len(chunk.tokens),
         vocab_size]."""
+
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        """Compute chunks of different slots like `prefill`, and return the hidden states of all rows of each chunk,
+        after the model's last norm: float32 [len(chunk.tokens), hidden_width]. They may be non-finite.
+
+        Raises `ValueError` if `hidden_width` is 0.
+        """
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` rows of `source` to `target` on the device, and clear the other rows of `target`.

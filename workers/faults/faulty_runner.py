@@ -129,6 +129,17 @@ class FaultyRunner:
             raise NotFiniteError
         return values
 
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        """Carry out the planned faults, then compute the hidden states: NaN for a corrupted slot."""
+        given = [token for chunk in chunks for token in chunk.tokens]
+        self._enter(given)
+        for chunk in chunks:
+            self._look(chunk.slot, chunk.start, chunk.tokens)
+        states = self._runner.hidden(chunks)
+        self._leave({chunk.slot: chunk.start for chunk in chunks}, given)
+        pairs = zip(chunks, states, strict=True)
+        return [rows * np.float32(np.nan) if chunk.slot in self._corrupted else rows for chunk, rows in pairs]
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy rows, corrupted ones included."""
         self._runner.copy_prefix(source, target, length)

@@ -134,6 +134,13 @@ class GraphRegistry:
         """Raises `KeyError` for a graph that is not ready."""
         return self._ready[name]
 
+    def wait_for(self, name: str) -> None:
+        """Wait for a graph that was fetched, or is being opened. Raises `CompileError` if it cannot be compiled."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or not any(name in group for group in self._wanted))
+        if name not in self:
+            raise CompileError(f"the graph {name} could not be compiled")
+
     def settle(self) -> None:
         """Wait until everything that was fetched is ready or has failed."""
         with self._changed:

@@ -23,6 +23,7 @@ from workers.engine.runner import (
     RunnerCapabilities,
     check_chunks,
     check_copy,
+    check_hidden,
     check_read,
     check_rows,
     check_specs,
@@ -36,7 +37,7 @@ from workers.host.memory import free_bytes
 from workers.host.placement import place_thread
 from workers.iree.batch_inputs import DecodeInputs, RopeTable, SlotRun, runs_of
 from workers.iree.build.compile_client import Builder, Building
-from workers.iree.build.graph_plan import EMBEDDED, QUERIES
+from workers.iree.build.graph_plan import EMBEDDED, HIDDEN, QUERIES
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
@@ -44,6 +45,7 @@ from workers.iree.device.buffers import Input
 from workers.iree.device.device import Device, Results
 from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
 from workers.iree.graph_registry import GraphRegistry
+from workers.iree.hidden_rows import float_rows
 from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
@@ -130,6 +132,7 @@ class IreeRunner:
             window_rows=kept_rows(ring, plan.cache.slots) if ring else 0,
             window_reach=reach if ring else 0,
             window_bytes=ring_bytes(plan),
+            hidden_width=plan.hidden_width,
         )
         self._known = SlotStates(self.capabilities)
 
@@ -287,7 +290,8 @@ class IreeRunner:
         self, chunks: Sequence[Chunk], output_indices: Sequence[int], kind: str = "prefill"
     ) -> Iterator[tuple[int, list[SlotRun]]]:
         """Divide the rows of chunks, a block of one slot after the other, among the cheapest graphs that are ready."""
-        sizes, block = self._plan.embedded_sizes if kind == EMBEDDED else self._plan.prefill_sizes, self._plan.block
+        of_kind = {EMBEDDED: self._plan.embedded_sizes, HIDDEN: self._plan.hidden_sizes}
+        sizes, block = of_kind.get(kind, self._plan.prefill_sizes), self._plan.block
         runs = [
             run
             for chunk, index in zip(chunks, output_indices, strict=True)
@@ -385,13 +389,17 @@ class IreeRunner:
         """Compute a chunk of few rows: greedy tokens and logits of all of them."""
         if not self._has_prompt_graphs(head=True):
             return self._decode_rows(_rows_of(chunk))[0]
+        return self._head_logits(self._few_prefilled(chunk)[0], len(chunk.tokens))
+
+    def _few_prefilled(self, chunk: Chunk) -> Results:
+        """Compute a chunk of few rows by a prefill graph: the hidden rows of all of them, and the cache."""
         ((size, runs),) = self._calls([chunk], [-1])
         ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
         ends[: len(chunk.tokens)] = np.arange(len(chunk.tokens))
         arguments = self._run_inputs(runs, size)
         result = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), self._no_rows.view)
         self._computed(runs, size, result, 2)
-        return self._head_logits(result[0], len(chunk.tokens))
+        return result
 
     def logits(self, chunk: Chunk) -> NDArray[np.float32]:
         self._check_chunks([chunk])
@@ -417,6 +425,51 @@ class IreeRunner:
         result = self._call(f"score_{size}", *self._run_inputs(runs, size))
         self._computed(runs, size, result, 3)
         return result
+
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        """See `Runner.hidden`. Until the graph for all rows is there, one for prompts returns a few rows each time;
+        waits for that one, which a new runner may not have yet."""
+        check_hidden(self.capabilities, chunks)
+        if any(has_rows(chunk.tokens) for chunk in chunks):
+            raise ValueError("chunks: hidden states are of tokens alone")
+        sizes = self._plan.hidden_sizes
+        if sizes and not self.graphs.covering(HIDDEN, sizes, sizes[0]):
+            self.graphs.wait_for(f"prefill_{self._plan.prefill_sizes[-1]}")
+        self._check_chunks(chunks)
+        self._sampler.forget()
+        self._prefilled(chunks)
+        if sizes and self.graphs.covering(HIDDEN, sizes, sizes[0]):
+            return self._hidden_at_once(chunks)
+        most = self._few_rows if sizes else self._plan.score_chunk
+        compute = self._few_hidden if sizes else self._scored_hidden
+        starts = [range(0, len(chunk.tokens), most) for chunk in chunks]
+        return [
+            np.concatenate([compute(chunk.part(at, most)) for at in each])
+            for chunk, each in zip(chunks, starts, strict=True)
+        ]
+
+    def _hidden_at_once(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        found: dict[int, list[NDArray[np.float32]]] = {chunk.slot: [] for chunk in chunks}
+        block = self._plan.block
+        for size, runs in self._calls(chunks, [-1] * len(chunks), HIDDEN):
+            result = self._call(f"{HIDDEN}_{size}", *self._run_inputs(runs, size))
+            rows = self._float_rows(result[0])
+            for at, run in enumerate(runs):
+                found[run.slot].append(rows[at * block : at * block + len(run.tokens)])
+            self._computed(runs, size, result, 2)
+        return [np.concatenate(found[chunk.slot]) for chunk in chunks]
+
+    def _few_hidden(self, chunk: Chunk) -> NDArray[np.float32]:
+        return self._float_rows(self._few_prefilled(chunk)[0])[: len(chunk.tokens)]
+
+    def _scored_hidden(self, chunk: Chunk) -> NDArray[np.float32]:
+        result = self._score_logits(chunk, self._plan.score_chunk)
+        return self._float_rows(result[2 + len(self._kept) + (self._mtp is not None)])[: len(chunk.tokens)]
+
+    def _float_rows(self, operand: rt.HalBufferView) -> NDArray[np.float32]:
+        ops = self._plan.ops
+        halves = isinstance(ops, TiledOps) and ops.arithmetic.per_word == 2
+        return float_rows(self._device.window(operand), self.capabilities.hidden_width, halves=halves)
 
     def _computed(self, runs: Sequence[SlotRun], size: int, result: Results, index: int) -> None:
         """Give the hidden rows of a graph of `size` rows to the head that drafts: the result at `index`, behind the

@@ -26,6 +26,7 @@ from workers.engine.runner import (
     RunnerCapabilities,
     check_chunks,
     check_copy,
+    check_hidden,
     check_read,
     check_rows,
     check_specs,
@@ -176,6 +177,7 @@ class MlxRunner:
             ),
             embedding_width=config.hidden_size if config.choose_embeddings(options.embeddings) else 0,
             state_bytes=state_bytes,
+            hidden_width=config.hidden_size,
         )
         return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention)
 
@@ -265,6 +267,18 @@ class MlxRunner:
         if not np.isfinite(logits.max(axis=-1)).all():
             raise NotFiniteError
         return logits
+
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        check_hidden(self.capabilities, chunks)
+        self._sampler.forget()
+        with self._owned():
+            states = self._forward(chunks)
+            mx.eval(self._kv.arrays, self._recurrent.arrays, [states] if self._mtp is not None else [])
+            if self._mtp is not None:
+                self._mtp.fill(FILL_ROWS)
+            rows = np.array(self._normed(states).astype(mx.float32))
+        ends = accumulate(len(chunk.tokens) for chunk in chunks)
+        return [rows[end - len(chunk.tokens) : end] for chunk, end in zip(chunks, ends, strict=True)]
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         with self._owned():
@@ -473,7 +487,11 @@ class MlxRunner:
 
     def _head(self, hidden: mx.array) -> mx.array:
         """[rows, hidden] -> float32 logits [rows, vocab_size]."""
-        return self._logits(hidden if self._mtp is None else self._model.model.norm.norm(hidden))
+        return self._logits(self._normed(hidden))
+
+    def _normed(self, hidden: mx.array) -> mx.array:
+        """Return hidden states of `_forward` after the last norm, which they lack where a head drafts from them."""
+        return hidden if self._mtp is None else self._model.model.norm.norm(hidden)
 
     def _logits(self, hidden: mx.array) -> mx.array:
         """Normed hidden states [rows, hidden] -> float32 logits [rows, vocab_size]."""

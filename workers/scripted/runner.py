@@ -24,6 +24,7 @@ from workers.engine.runner import (
     DraftHead,
     RunnerCapabilities,
     check_copy,
+    check_hidden,
     check_read,
     check_targets,
     check_write,
@@ -59,7 +60,8 @@ class ScriptedRunner:
     `exact_rows`, `block_rows`, `decode_rows` and `draft_rows` are reported as capabilities. `state_bytes` (0, or
     `STATE_BYTES` and more) is the size of a recurrent state, of which `rollback_rows` can be taken back; with
     `row_bytes` 0 tokens follow from it alone. With `sparse`, positions may be beyond rows, and attention can be read:
-    a row attends as the hash of a row says. A sample with a NaN bias returns no
+    a row attends as the hash of a row says. Hidden states of `hidden_width` numbers follow from the hash of their row;
+    with `bidirectional` from that of the whole sequence, of which no rows are kept. A sample with a NaN bias returns no
     token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
     because the engine contains exceptions.
     """
@@ -80,6 +82,8 @@ class ScriptedRunner:
         state_bytes: int = 0,
         rollback_rows: int = 0,
         sparse: bool = False,
+        hidden_width: int = 0,
+        bidirectional: bool = False,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -103,6 +107,8 @@ class ScriptedRunner:
             embedding_width=embedding_width,
             state_bytes=state_bytes,
             rollback_rows=rollback_rows,
+            hidden_width=hidden_width,
+            bidirectional=bidirectional,
         )
         self._sparse = sparse
         self._alphabet = tuple(alphabet)
@@ -179,10 +185,40 @@ class ScriptedRunner:
         self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
         return tokens
 
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        """See `Runner.hidden`. Each number is a function of the hash of its row and its place."""
+        self._check_hidden(chunks)
+        self.calls += 1
+        if self._prefill_interval:
+            self._sleep(self._prefill_interval * sum(len(chunk.tokens) for chunk in chunks))
+        states: list[NDArray[np.float32]] = []
+        for chunk in chunks:
+            self._take_back(chunk)
+            for index, token in enumerate(chunk.tokens):
+                self._write(chunk.slot, token, chunk.position_at(index))
+            hashes = self._history[chunk.slot][chunk.start + 1 :]
+            if self._capabilities.bidirectional:
+                whole = _mix(hashes[-1] + zlib.crc32(bytes(chunk.token_types or ())))
+                hashes = [_mix(whole + index) for index in range(len(hashes))]
+                self._history[chunk.slot] = [0]
+            self._settle_state(chunk.slot)
+            states.append(_hidden_states(hashes, self._capabilities.hidden_width))
+        self._sampled = []
+        return states
+
+    def _check_hidden(self, chunks: Sequence[Chunk]) -> None:
+        try:
+            check_hidden(self._capabilities, chunks)
+        except ValueError as error:
+            raise self._violation(str(error)) from error
+        self._check_call(chunks, [None] * len(chunks), hidden=True)
+
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
         """See `Runner.decode`."""
         if not rows:
             raise self._violation("decode without rows")
+        if self._capabilities.bidirectional:
+            raise self._violation("decode of a bidirectional model")
         chunks = chunks_of(rows)
         if len({chunk.slot for chunk in chunks}) != len(chunks):
             raise self._violation(f"rows of one slot that do not follow each other: {[row.slot for row in rows]}")
@@ -334,7 +370,9 @@ class ScriptedRunner:
     def close(self) -> None:
         """Has no effect."""
 
-    def _check_call(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None]) -> None:
+    def _check_call(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None], *, hidden: bool = False) -> None:
+        if self._capabilities.bidirectional and not hidden:
+            raise self._violation("prefill of a bidirectional model")
         if not chunks or len(chunks) != len(specs):
             raise self._violation(f"{len(specs)} specs for {len(chunks)} chunks")
         if len({chunk.slot for chunk in chunks}) != len(chunks):
@@ -355,7 +393,8 @@ class ScriptedRunner:
         if (embeddings := chunk.embeddings) is not None and embeddings.width == self._capabilities.embedding_width:
             tokens = [token for token in tokens if not embeddings.has(token)]
         self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), tokens)
-        if not 1 <= len(chunk.tokens) <= self._capabilities.prefill_chunks[-1]:
+        most = self._capabilities.context if self._capabilities.bidirectional else self._capabilities.prefill_chunks[-1]
+        if not 1 <= len(chunk.tokens) <= most:
             raise self._violation(f"a chunk of {len(chunk.tokens)} tokens")
         positions = [chunk.position_at(index) for index in range(len(chunk.tokens))]
         rising = all(first < second for first, second in pairwise(positions))
@@ -473,6 +512,12 @@ def _fingerprint(edits: LogitEdits) -> int:
     order = np.argsort(edits.tokens, kind="stable")
     parts = (edits.tokens, edits.bias, edits.up, edits.down, edits.minus)
     return zlib.crc32(b"".join(part[order].tobytes() for part in parts))
+
+
+def _hidden_states(hashes: Sequence[int], width: int) -> NDArray[np.float32]:
+    """Return float32 [len(hashes), width], each number between -0.5 and 0.5."""
+    numbers = [[(_mix(value + place) >> 40) / (1 << 24) - 0.5 for place in range(width)] for value in hashes]
+    return np.array(numbers, np.float32).reshape(len(hashes), width)
 
 
 def _mix(value: int) -> int:

@@ -10,7 +10,8 @@ from msgspec import structs
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.sampled import sampled
-from tests.workers.iree.conftest import CONTEXT, Load
+from tests.workers.hidden_gate import run_hidden_gate
+from tests.workers.iree.conftest import CONTEXT, Load, fetch_all
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.engine.runner import Chunk, DecodeRow, NotFiniteError
 from workers.errors import LoadRefused
@@ -382,3 +383,17 @@ def test_a_broken_checkpoint_is_named(load: Load, tmp_path: Path) -> None:
     write_safetensors(path / "model.safetensors", tensors)
     with pytest.raises(CheckpointError, match=r"model.norm.weight: the tensor is missing"):
         load(path)
+
+
+def test_hidden_states_are_exact_with_and_without_their_graph(load: Load, checkpoint: Path) -> None:
+    few = load()
+    try:
+        expected = run_hidden_gate(few, checkpoint)
+        assert "hidden_96" not in few.graphs.ready
+        for slot in range(4):
+            few.reset(slot)
+        fetch_all(few, "hidden")
+        np.testing.assert_array_equal(run_hidden_gate(few, checkpoint), expected)
+        assert "hidden_96" in few.graphs.ready
+    finally:
+        few.close()

@@ -19,6 +19,7 @@ from tests.failure_gate import run_failure_gate
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.reference.gemma4_layers import ALL as GEMMA4_ALL
+from tests.workers.hidden_gate import run_hidden_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from tests.workers.rows_gate import run_rows_gate
 from tests.workers.tier_gate import run_tier_gate
@@ -71,6 +72,10 @@ def slot_rows(runner: MlxRunner, slot: int, count: int) -> Any:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return make_checkpoint(tmp_path / "model")
+
+
+def test_hidden_states_are_exact(path: Path, load: Load) -> None:
+    run_hidden_gate(load(path), path)
 
 
 def test_a_late_mask_holds_for_the_token_after_a_reported_prompt(path: Path) -> None:

@@ -50,6 +50,8 @@ QUERIES = "queries"
 """The graph of the queries of a few rows."""
 EMBEDDED = "embedded"
 """The graphs that prefill prompts with rows of embeddings."""
+HIDDEN = "hidden"
+"""The graph that prefills and returns the hidden states of all rows."""
 ON_DEMAND = (("edit", "mask"), ("report",))
 """Graphs that edit, mask and report logits: compiled when a request first needs one."""
 WIDE_SAMPLING = (("filter",), ("full",))
@@ -125,7 +127,8 @@ class GraphPlan:
         if isinstance(self.ops, PlainOps):
             return self._on_logits_groups(ON_DEMAND + WIDE_SAMPLING)
         drafts = [(f"decode_{self.draft_rows}",), *self._on_logits_groups(ON_DEMAND, [self.draft_rows])]
-        return [(f"score_{self.score_chunk}",), *self._on_logits_groups(ON_DEMAND), *drafts]
+        hidden = [(f"{HIDDEN}_{size}",) for size in self.hidden_sizes]
+        return [(f"score_{self.score_chunk}",), *hidden, *self._on_logits_groups(ON_DEMAND), *drafts]
 
     def everything(self) -> list[tuple[str, ...]]:
         return self.required() + self.optional() + self.rare()
@@ -181,10 +184,18 @@ class GraphPlan:
         return self.prefill_sizes if isinstance(self.ops, PlainOps) else self.prefill_sizes[-1:]
 
     @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """Size buckets of a prefill call that returns all hidden states; none where the scoring graph does."""
+        return () if isinstance(self.ops, PlainOps) else self.prefill_sizes[-1:]
+
+    @property
     def embedding_width(self) -> int:
         """The hidden size of the model without padding, where prompts may have rows of embeddings; otherwise 0."""
-        if not self.embeddings:
-            return 0
+        return self.hidden_width if self.embeddings else 0
+
+    @property
+    def hidden_width(self) -> int:
+        """The hidden size of the model without padding."""
         padding = self.ops.padding if isinstance(self.ops, TiledOps) else None
         return self.config.hidden_size if padding is None else padding.hidden.size
 
@@ -239,6 +250,8 @@ class GraphPlan:
             return self._last_head(name, int(size))
         if kind == "score":
             return self._score(name, int(size))
+        if kind == HIDDEN:
+            return self._hidden_states(name, int(size))
         if kind == "mtp":
             return self._mtp(name, int(size))
         if kind == "rows":
@@ -380,16 +393,28 @@ class GraphPlan:
         return Graph(name, last_head, (self.last_rows, struct((), "int32")), 1)
 
     def _score(self, name: str, chunk: int) -> Graph:
-        """Like prefill -> greedy tokens [chunk] and logits [chunk, vocab] of every row, cache."""
+        """Like prefill -> greedy tokens [chunk] and logits [chunk, vocab] of every row, cache, and with plain operations
+        the hidden rows, for which there is no other graph."""
+        plain = isinstance(self.ops, PlainOps)
 
         def score(*values: Any) -> tuple[jax.Array, ...]:
             *dynamic, weights = values
             live = self._live(dynamic[ROWS])
             hidden, kept = self._run(dynamic, weights, live)
             logits = self._head(hidden, weights, live)
-            return sampling.greedy(self._numpy, logits), logits, *kept
+            return sampling.greedy(self._numpy, logits), logits, *kept, *([hidden] if plain else [])
 
         return Graph(name, score, self._block_inputs(chunk), in_place=self._kept_in_place(2))
+
+    def _hidden_states(self, name: str, chunk: int) -> Graph:
+        """Like prefill -> the hidden rows of all `chunk` rows, an operand; cache."""
+
+        def hidden_states(*values: Any) -> tuple[jax.Array, ...]:
+            *dynamic, weights = values
+            hidden, kept = self._run(dynamic, weights, self._live(dynamic[ROWS]))
+            return hidden, *kept
+
+        return Graph(name, hidden_states, self._block_inputs(chunk), in_place=self._kept_in_place(1))
 
     def _block_inputs(self, chunk: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         block = self.block or chunk

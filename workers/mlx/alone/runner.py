@@ -20,6 +20,7 @@ from workers.engine.runner import (
     RunnerCapabilities,
     check_chunks,
     check_copy,
+    check_hidden,
     check_read,
     check_rows,
     check_specs,
@@ -181,6 +182,11 @@ class LoneRunner:
         if not np.isfinite(logits.max(axis=-1)).all():
             raise NotFiniteError
         return logits
+
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        """Raises `ValueError`: which of mlx-lm's modules computes the hidden states is not known."""
+        check_hidden(self.capabilities, chunks)
+        raise AssertionError("checked: the runner has no hidden states")
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         with self._owner.selected():
