@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from workers.iree.build.compile_client import Builder, Building, Built, CompileProcess, Group
+from workers.iree.build.compile_client import Building, Built, CompileProcess, Group, ModuleBuilder
 from workers.iree.build.compiler import CompileError
 from workers.iree.device.device import Module
 from workers.load_options import Progress
@@ -38,7 +38,7 @@ class GraphRegistry:
     times in all; then it is counted as failed, and larger graphs serve in its place.
     """
 
-    def __init__(self, builder: Builder, load: Callable[[Path], Module], retry_s: float = RETRY_S) -> None:
+    def __init__(self, builder: ModuleBuilder, load: Callable[[Path], Module], retry_s: float = RETRY_S) -> None:
         """`load` maps a compiled file; it is called from both threads."""
         self.builder = builder
         self._load = load

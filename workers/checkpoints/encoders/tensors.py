@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.row_order import SwappedHalves
-from workers.checkpoints.architectures.tensors import Tensor
+from workers.checkpoints.architectures.tensors import Tensor, size_of
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.encoders.names import DERIVED, HEADS, NAMES, EncoderNames
 from workers.checkpoints.json_files import CheckpointError
@@ -34,6 +34,11 @@ def encoder_tensors(config: EncoderConfig, prefix: str = "") -> Iterator[Tensor]
         yield from _layer(config, names, number, f"{prefix}{names.layers}{number}.")
     if config.pre_norm:
         yield from _norm(config, "norm", prefix + names.final_norm)
+
+
+def encoder_parameter_count(config: EncoderConfig) -> int:
+    """Count the parameters of an encoder."""
+    return sum(map(size_of, encoder_tensors(config)))
 
 
 def check_encoder_tensors(names: Iterable[str], config: EncoderConfig, path: Path) -> None:

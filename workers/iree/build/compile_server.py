@@ -17,13 +17,14 @@ from msgspec import Struct
 from workers.errors import LoadRefused
 from workers.iree.build.compiler import CompileError
 from workers.iree.build.recipe import Recipe
+from workers.iree.encoder.recipe import EncoderRecipe
 
 
 class CompileStart(Struct, frozen=True):
     """The first line: what to compile, how many modules at once, and whether it is in the background
     (`Compiler.compile`)."""
 
-    recipe: Recipe
+    recipe: Recipe | EncoderRecipe
     parallel: int
     background: bool
 

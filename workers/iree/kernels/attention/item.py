@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.iree.kernels.attention.kv_block import KvBlock, QueryRow
 from workers.iree.kernels.attention.online_softmax import SoftmaxState, with_sink
@@ -26,6 +26,8 @@ class AttentionInputs:
     """As one dimension."""
     sinks: Memory | None = None
     """The logits of the sinks, f32 [query_heads], if there are any."""
+    own: Memory | None = None
+    """The positions of the rows themselves, where `Attention.around` needs them: i32 [batch, tokens]."""
 
     @classmethod
     def of(cls, kind: Attention, kernel: Kernel) -> "AttentionInputs":
@@ -37,6 +39,7 @@ class AttentionInputs:
             kernel.input("rows", (shape.batch, shape.tokens), "i32"),
             kernel.input("layer", (2,), "i32"),
             kernel.input("cache", shape.cache, kind.elements.element, (math.prod(shape.cache),)),
+            own=kernel.input("own", (shape.batch, shape.tokens), "i32") if kind.around else None,
         )
 
 
@@ -53,7 +56,14 @@ class AttentionItem:
         return self._shape.begin(layer, part, self._inputs.slots.load_index([sequence]), head)
 
     def reach(self, sequence: Value) -> tuple[Value, Value]:
-        return reach(self._kind, self._code, self._inputs.rows, sequence)
+        if self._inputs.own is None:
+            return reach(self._kind, self._code, self._inputs.rows, sequence)
+        own = replace(self._kind, window=0)
+        low = _last_seen(own, self._inputs.own, sequence, 0)
+        _, high = reach(own, self._code, self._inputs.own, sequence)
+        _, end = reach(own, self._code, self._inputs.rows, sequence)
+        window = self._kind.window
+        return low.maximum(window) - window, (high + window).minimum(end)
 
     def each_block(self, body: Callable[[Value], None]) -> None:
         """Call `body` for the query blocks of an item."""
@@ -135,9 +145,13 @@ class AttentionItem:
             number = (block * kind.tiling.rows + i).minimum(shape.tokens * shape.group - 1)
             token = number // shape.group
             query = head * shape.group + number % shape.group
-            last = _last_seen(kind, self._inputs.rows, sequence, token)
+            last, first = _last_seen(kind, self._inputs.rows, sequence, token), None
+            if self._inputs.own is not None:
+                own = _last_seen(kind, self._inputs.own, sequence, token)
+                first = own.maximum(kind.window) - kind.window
+                last = (own + kind.window).minimum(last)
             last = last if turns is None else last - turns
-            rows.append(QueryRow(sequence * shape.tokens + token, query * words, last))
+            rows.append(QueryRow(sequence * shape.tokens + token, query * words, last, first))
         return rows
 
 

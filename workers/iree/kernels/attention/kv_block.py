@@ -28,6 +28,8 @@ class QueryRow:
     """The head's first packed word in that row."""
     last: Value
     """The last position that the token sees."""
+    first: Value | None = None
+    """The first one, if it does not follow from the last one."""
 
 
 class KvBlock:
@@ -72,6 +74,7 @@ class KvBlock:
         code, tiling = self._code, self._tiling
         count = len(rows)
         lasts = [row.last.astype("i32", signed=True).broadcast() for row in rows]
+        firsts = [None if row.first is None else row.first.astype("i32", signed=True).broadcast() for row in rows]
 
         def step(position: Value, tops: list[Value]) -> list[Value]:
             if self._unpacked is None:
@@ -87,7 +90,7 @@ class KvBlock:
                 for row in range(count):
                     product = flat[row * tiling.tiles + tile]
                     score = self._capped(product if scales is None else product * scales)
-                    score = self._mask(positions, lasts[row]).select(score, LOW)
+                    score = self._mask(positions, lasts[row], firsts[row]).select(score, LOW)
                     out[row] = out[row].maximum(score)
                     self._scores.store(score.bitcast("i32"), [row, at + tile * LANES])
             return out
@@ -132,9 +135,11 @@ class KvBlock:
     def _capped(self, score: Value) -> Value:
         return tanh(score / self._softcap) * self._softcap if self._softcap else score
 
-    def _mask(self, positions: Value, last: Value) -> Value:
+    def _mask(self, positions: Value, last: Value, first: Value | None) -> Value:
         """Return which of 16 positions a row sees."""
         seen = positions.compare("sle", last)
+        if first is not None:
+            return seen & positions.compare("sge", first)
         return seen & (positions + self._window).compare("sgt", last) if self._window else seen
 
     def _write_weights(

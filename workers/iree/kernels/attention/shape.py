@@ -150,6 +150,9 @@ class Attention:
     threads: int = 1
     sinks: bool = False
     """The softmax of a query head has a learned logit more, without a value."""
+    around: bool = False
+    """The window is as many positions before a row as after it, up to the last of its sequence; `rows` has the last
+    positions then, and a further operand those of the rows themselves."""
 
     @property
     def split(self) -> bool:
