@@ -64,6 +64,11 @@ class ByteTokenizer:
         """Return the text's UTF-8 bytes; lone surrogates become question marks. `special` has no effect."""
         return list(text.encode("utf-8", "replace"))
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """See `Tokenizer.encode_pair`. The end-of-sequence token is behind both texts."""
+        one, other = (self.encode(text, special=False) + [EOS_ID] for text in (first, second))
+        return one + other, [0] * len(one) + [1] * len(other)
+
     def encode_short(self, text: str) -> list[int]:
         """See `Tokenizer.encode_short`."""
         return self.encode(text, special=False)

@@ -1,0 +1,172 @@
+"""The pooling of a checkpoint as sentence-transformers' files state it, and what follows it.
+
+`modules.json` lists the modules that a vector passes: a transformer, `Pooling`, any number of `Dense`, and `Normalize`.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.checkpoints.json_files import MAX_CONFIG_BYTES, CheckpointError, read_json, read_text
+from workers.checkpoints.weights import SafetensorsWeights
+from workers.pooling.pooling import Pooling, PoolingKind
+
+MODES: Mapping[str, PoolingKind] = {"cls": "cls", "lasttoken": "last", "mean": "mean"}
+"""Our poolings by the names of sentence-transformers' modes."""
+MODE_FIELDS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+"""The modes by the fields with which they are chosen."""
+MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+ACTIVATIONS = ("Identity", "Tanh")
+MAX_TOKENS = 1 << 24
+MAX_WIDTH = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseModule:
+    """A linear layer that a vector passes after it was pooled."""
+
+    weight: NDArray[np.float32]
+    """[outputs, inputs]."""
+    bias: NDArray[np.float32] | None
+    tanh: bool
+
+    def apply(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the outputs, float32 [outputs], for float32 [inputs]."""
+        out = self.weight @ vector
+        out = out if self.bias is None else out + self.bias
+        done: NDArray[np.float32] = np.tanh(out) if self.tanh else out
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPooling:
+    """What makes the vector of a text, in this order: prompt, pooling, dense modules, and normalization."""
+
+    pooling: Pooling
+    dense: tuple[DenseModule, ...] = ()
+    """They come before the normalization."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts that are put before a text, by their names, such as "query"."""
+    default_prompt: str = ""
+    """The name of the one that is taken unless another is asked for; empty is none."""
+    max_tokens: int = 0
+    """Tokens to which sentence-transformers truncates a text; 0 is what the model takes."""
+    stated: bool = False
+    """The checkpoint has these files; otherwise the pooling is the default of its architecture."""
+
+    @classmethod
+    def of(cls, path: Path, default: PoolingKind = "mean") -> "CheckpointPooling":
+        """Read the files of a checkpoint. `default` is the pooling of one that states none, with normalization. Raises
+        `CheckpointError` for a module or mode that is not supported, by its name."""
+        prompts, default_prompt = _prompts(path)
+        file = path / "modules.json"
+        if not file.exists():
+            return cls(Pooling(default), (), prompts, default_prompt, _max_tokens(path))
+        modules = _modules(file)
+        kinds = [kind for kind, _ in modules]
+        if "Pooling" not in kinds:
+            raise CheckpointError(file, "type", "has no Pooling module")
+        pooling = _pooling(path / modules[kinds.index("Pooling")][1] / "config.json")
+        dense = tuple(_dense(path / folder) for kind, folder in modules if kind == "Dense")
+        normalized = "Normalize" in kinds
+        if normalized and kinds.index("Normalize") < len(kinds) - 1:
+            raise CheckpointError(file, "type", f"{kinds[-1]} after Normalize is not supported")
+        return cls(Pooling(pooling, normalized), dense, prompts, default_prompt, _max_tokens(path), stated=True)
+
+    def width(self, hidden: int) -> int:
+        """Return the numbers of a vector, for a model of this hidden size."""
+        return len(self.dense[-1].weight) if self.dense else hidden
+
+    def project(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return what the dense modules make of pooled hidden states, float32 [hidden] -> float32 [width]."""
+        for module in self.dense:
+            pooled = module.apply(pooled)
+        return pooled
+
+
+def _modules(file: Path) -> list[tuple[str, str]]:
+    """Read the class, without its package, and the folder of each module."""
+    try:
+        listed = json.loads(read_text(file, MAX_CONFIG_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(file, "", f"is not JSON: {error}") from error
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise CheckpointError(file, "", "is not a list of modules")
+    found = []
+    for number, module in enumerate(listed):
+        kind, folder = module.get("type"), module.get("path")
+        name = kind.rpartition(".")[2] if isinstance(kind, str) else kind
+        if name not in MODULES or (name == "Transformer") != (number == 0):
+            raise CheckpointError(file, "type", f"{kind!r} is not supported, only {', '.join(MODULES)} in this order")
+        if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise CheckpointError(file, "path", f"{folder!r} is not a folder in the checkpoint")
+        found.append((name, folder))
+    return found
+
+
+def _pooling(file: Path) -> PoolingKind:
+    fields = read_json(file)
+    stated = fields.get("pooling_mode")
+    modes: list[Any] = [mode for name, mode in MODE_FIELDS.items() if fields.get(name, mode == "mean") is True]
+    if stated is not None:
+        modes = [stated] if isinstance(stated, str) else [*map(str, stated)] if isinstance(stated, list) else [stated]
+    if len(modes) != 1 or modes[0] not in MODES:
+        named = " and ".join(map(str, modes)) or "none"
+        raise CheckpointError(file, "pooling_mode", f"{named} is not supported, only one of {', '.join(MODES)}")
+    if fields.get("include_prompt", True) is not True:
+        raise CheckpointError(file, "include_prompt", "false is not supported: prompts are pooled with their texts")
+    return MODES[modes[0]]
+
+
+def _dense(folder: Path) -> DenseModule:
+    file = folder / "config.json"
+    fields = read_json(file)
+    sizes = []
+    for name in ("out_features", "in_features"):
+        size = fields.get(name)
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= MAX_WIDTH:
+            raise CheckpointError(file, name, f"{size!r} is not an integer from 1 to {MAX_WIDTH}")
+        sizes.append(size)
+    activation = fields.get("activation_function", "torch.nn.modules.activation.Tanh")
+    name = activation.rpartition(".")[2] if isinstance(activation, str) else activation
+    if name not in ACTIVATIONS:
+        raise CheckpointError(file, "activation_function", f"{activation!r} is not supported, only Identity and Tanh")
+    weights = SafetensorsWeights(folder, None)
+    bias = None
+    if fields.get("bias", True):
+        bias = weights.take("linear.bias", (sizes[0],)).astype(np.float32)
+    return DenseModule(weights.take("linear.weight", (sizes[0], sizes[1])).astype(np.float32), bias, name == "Tanh")
+
+
+def _prompts(path: Path) -> tuple[dict[str, str], str]:
+    file = path / "config_sentence_transformers.json"
+    fields: Mapping[str, Any] = read_json(file) if file.exists() else {}
+    prompts = fields.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError(file, "prompts", "is not an object of texts")
+    default = fields.get("default_prompt_name") or ""
+    if default and default not in prompts:
+        raise CheckpointError(file, "default_prompt_name", f"{default!r} is not one of the prompts")
+    return prompts, default
+
+
+def _max_tokens(path: Path) -> int:
+    file = path / "sentence_bert_config.json"
+    value = read_json(file).get("max_seq_length") if file.exists() else None
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_TOKENS:
+        raise CheckpointError(file, "max_seq_length", f"{value!r} is not an integer from 1 to {MAX_TOKENS}")
+    return value
