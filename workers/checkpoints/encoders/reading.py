@@ -15,6 +15,7 @@ from workers.checkpoints.documents import find_document, read_fields
 from workers.checkpoints.encoders.config import EncoderConfig, EncoderLayer
 from workers.checkpoints.encoders.names import NAMES
 from workers.checkpoints.gguf.find import gguf_path
+from workers.checkpoints.json_files import CheckpointError
 
 CLASSES = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
 """Endings of the classes whose hidden states or scores are served."""
@@ -80,6 +81,14 @@ def read_encoder(path: Path) -> EncoderConfig:
         raise fields.error("num_attention_heads", problem)
     labels = _labels(fields) if architecture.endswith(CLASSIFIER) else 0
     return replace(config, architecture=architecture, labels=labels)
+
+
+def served_encoder(path: Path, runs: bool) -> EncoderConfig:
+    """Read the description of an encoder for a backend that runs encoders, or raise `CheckpointError` if it does not."""
+    if not runs:
+        problem = "the backend has no encoders: take --backend iree or mlx"
+        raise CheckpointError(path / "config.json", "model_type", problem)
+    return read_encoder(path)
 
 
 def _architecture(fields: Fields) -> str:

@@ -9,6 +9,7 @@ from workers.checkpoints.architectures.tensors import Tensor, size_of
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.encoders.names import DERIVED, HEADS, NAMES, EncoderNames
 from workers.checkpoints.json_files import CheckpointError
+from workers.checkpoints.weights import Weights
 
 TABLES = ("embedding", "positions", "token_types")
 """Tensors whose rows are looked up."""
@@ -41,15 +42,20 @@ def encoder_parameter_count(config: EncoderConfig) -> int:
     return sum(map(size_of, encoder_tensors(config)))
 
 
-def check_encoder_tensors(names: Iterable[str], config: EncoderConfig, path: Path) -> None:
-    """Refuse tensors that are neither the encoder's nor those of a head: with them it would be another model. Raises
-    `CheckpointError` with the name."""
-    stored = list(names)
-    prefix = prefix_of(config, stored)
+def is_head(name: str, prefix: str) -> bool:
+    """Return whether hidden states do not depend on a tensor, which is a head's or follows from config.json."""
+    inside = name.removeprefix(prefix)
+    return inside.startswith(HEADS) or inside.endswith(DERIVED)
+
+
+def check_encoder_tensors(weights: Weights, config: EncoderConfig, path: Path) -> None:
+    """Refuse tensors that are neither the encoder's nor those of a head: with them it would be another model; and
+    those of a type that cannot be read. Raises `CheckpointError` with the name."""
+    prefix = prefix_of(config, weights)
     known = {source for tensor in encoder_tensors(config, prefix) for source, _ in tensor.sources}
-    for name in stored:
-        inside = name.removeprefix(prefix)
-        if name in known or inside.startswith(HEADS) or inside.endswith(DERIVED):
+    weights.check_types(lambda name: name not in known)
+    for name in weights:
+        if name in known or is_head(name, prefix):
             continue
         raise CheckpointError(path, name, f"the tensor is not part of a {config.family} model as config.json has it")
 

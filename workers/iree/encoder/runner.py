@@ -188,7 +188,7 @@ class IreeEncoderRunner(EncoderRunner):
         """Return the position of padding rows: in the scratch cache the last row, which nothing attends to."""
         if not isinstance(self._plan.ops, TiledEncoderOps):
             return size.capacity
-        return self._plan.scratch(size).shape[-1] // self._plan.config.head_dim - 1
+        return int(self._plan.scratch(size).shape[-1]) // self._plan.config.head_dim - 1
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of packed weights and of all buffers that the device's allocator has allocated."""
