@@ -66,7 +66,7 @@ class ByteTokenizer:
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """See `Tokenizer.encode_pair`. The end-of-sequence token is behind both texts."""
-        one, other = (self.encode(text, special=False) + [EOS_ID] for text in (first, second))
+        one, other = ([*self.encode(text, special=False), EOS_ID] for text in (first, second))
         return one + other, [0] * len(one) + [1] * len(other)
 
     def encode_short(self, text: str) -> list[int]:

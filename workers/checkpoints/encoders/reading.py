@@ -84,7 +84,7 @@ def read_encoder(path: Path) -> EncoderConfig:
 
 
 def served_encoder(path: Path, runs: bool) -> EncoderConfig:
-    """Read the description of an encoder for a backend that runs encoders, or raise `CheckpointError` if it does not."""
+    """Read the description of an encoder, for a backend that `runs` encoders. Raises `CheckpointError`."""
     if not runs:
         problem = "the backend has no encoders: take --backend iree or mlx"
         raise CheckpointError(path / "config.json", "model_type", problem)

@@ -34,10 +34,7 @@ def choose_device(device: str, threads: int, config: ModelConfig | EncoderConfig
     other.
     """
     if not threads:
-        if isinstance(config, EncoderConfig):
-            count = encoder_parameter_count(config)
-        else:
-            count = parameter_count(config)
+        count = encoder_parameter_count(config) if isinstance(config, EncoderConfig) else parameter_count(config)
         small = not device and count <= SMALL_MODEL_PARAMETERS
         threads = 1 if small else planned
     if driver_of(device) == SINGLE_THREAD_DEVICE or (not device and threads == 1):

@@ -122,8 +122,8 @@ def norm(
     rows are computed.
 
     A norm is x / sqrt(mean(x^2) + eps) * weight; that of the sum may be a LayerNorm, of x - mean(x), plus bias. Delta,
-    or its norm, is multiplied by `kind.multiplier`. If the norm replaces the sum, it is the first result as well, float32.
-    Width is a multiple of 16.
+    or its norm, is multiplied by `kind.multiplier`. If the norm replaces the sum, it is the first result,
+    too. Width is a multiple of 16.
     """
     groups = RowWorkgroups(rows, min(rows, MANY_EACH))
     kernel = Kernel(name, groups.count)
