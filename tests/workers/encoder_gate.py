@@ -48,10 +48,9 @@ REFUSED: dict[str, Chunk] = {
 
 def run_refusals(runner: Runner) -> None:
     """Bad chunks are refused by the field; calls that an encoder has no use for raise an error of their own."""
-    for name, chunk in REFUSED.items():
+    for chunk in REFUSED.values():
         with pytest.raises(ValueError, match=r"^(slot|start|tokens|token_types): "):
             runner.hidden([chunk])
-            pytest.fail(name)
     with pytest.raises(ValueError, match="one sequence a slot"):
         runner.hidden([Chunk(0, (5,), 0, 0), Chunk(0, (6,), 0, 0)])
     spec = SampleSpec(Sampling(), 1)

@@ -78,11 +78,11 @@ class CheckpointPooling:
         kinds = [kind for kind, _ in modules]
         if "Pooling" not in kinds:
             raise CheckpointError(file, "type", "has no Pooling module")
-        pooling = _pooling(path / modules[kinds.index("Pooling")][1] / "config.json")
-        dense = tuple(_dense(path / folder) for kind, folder in modules if kind == "Dense")
         normalized = "Normalize" in kinds
         if normalized and kinds.index("Normalize") < len(kinds) - 1:
             raise CheckpointError(file, "type", f"{kinds[-1]} after Normalize is not supported")
+        pooling = _pooling(path / modules[kinds.index("Pooling")][1] / "config.json")
+        dense = tuple(_dense(path / folder) for kind, folder in modules if kind == "Dense")
         return cls(Pooling(pooling, normalized), dense, prompts, default_prompt, _max_tokens(path), stated=True)
 
     def width(self, hidden: int) -> int:

@@ -171,11 +171,11 @@ def _bert(fields: Fields, family: str) -> EncoderConfig:
         **_sizes(fields, family),
         plan=(EncoderLayer(),) * _layers(fields),
         activation=_activation(fields, "hidden_act", "gelu"),
-        eps=fields.number("layer_norm_eps", 1e-12 if family == "bert" else 1e-5),
+        eps=fields.number("layer_norm_eps", 1e-12),
         table_positions=positions,
         position_offset=offset,
         max_positions=positions - offset,
-        token_types=_types(fields, 2 if family == "bert" else 1),
+        token_types=_types(fields, 2),
     )
 
 

@@ -61,7 +61,7 @@ def test_non_finite_rows_do_not_reach_other_sequences(
     checkpoint: Path, cache_dir: Path, runner: IreeEncoderRunner
 ) -> None:
     (before,) = runner.hidden([sequences()[0]])
-    scratch = runner._scratch[72].window  # noqa: SLF001 - what damaged weights would leave there
+    scratch = runner._scratch[72].window
     assert scratch is not None
     scratch[...] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint32)[0]
     (damaged,) = runner.hidden([sequences()[0]])

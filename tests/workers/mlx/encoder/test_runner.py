@@ -32,7 +32,7 @@ def test_padded_calls_compute_the_same(tmp_path: Path, family: str) -> None:
     """The calls of a GPU, whose shape depends on the padded length alone."""
     runner = load(make_encoder(tmp_path, family))
     alone = runner.hidden(sequences())
-    runner._alone = False  # noqa: SLF001 - as on a GPU
+    runner._alone = False
     padded = runner.hidden(sequences())
     for rows, other in zip(alone, padded, strict=True):
         np.testing.assert_allclose(rows, other, atol=2e-5)
