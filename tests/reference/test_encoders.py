@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.compiling import compiling_here
-from tests.encoders import FIELDS, make_encoder, sequences
-from workers.checkpoints.encoders.config import EncoderConfig
+from tests.workers.tiny_encoders import FIELDS, make_encoder, sequences
+from workers.checkpoints.encoders.reading import read_encoder
 from workers.engine.runner import Chunk, Runner
 from workers.load_options import LoadOptions
 from workers.pooling.checkpoint_pooling import CheckpointPooling
@@ -29,7 +29,7 @@ ERROR = 1e-5
 
 
 def load(path: Path, backend: str, cache_dir: Path) -> Runner:
-    config = EncoderConfig.from_dir(path)
+    config = read_encoder(path)
     options = LoadOptions(device="cpu" if backend == "mlx" else "local-task", slots=8, cache_dir=cache_dir)
     if backend == "mlx":
         pytest.importorskip("mlx.core")
@@ -63,7 +63,7 @@ def reference(path: Path, chunks: Sequence[Chunk], kind: str = "AutoModel") -> l
 @pytest.mark.parametrize(("backend", "family"), CASES)
 def test_hidden_states_are_those_of_transformers(tmp_path: Path, cache_dir: Path, backend: str, family: str) -> None:
     path = make_encoder(tmp_path, family)
-    chunks = sequences(EncoderConfig.from_dir(path).token_types)
+    chunks = sequences(read_encoder(path).token_types)
     runner = load(path, backend, cache_dir)
     try:
         for ours, theirs in zip(runner.hidden(chunks), reference(path, chunks), strict=True):
@@ -80,7 +80,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str, labels: i
     import torch
 
     path = make_encoder(tmp_path, family, labels=labels, **fields)
-    chunks = sequences(EncoderConfig.from_dir(path).token_types)
+    chunks = sequences(read_encoder(path).token_types)
     classifier, runner = Classifier.of(path), load(path, "mlx", tmp_path)
     assert classifier is not None
     try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
-from tests.encoders import LENGTHS, sequences
+from tests.workers.tiny_encoders import LENGTHS, sequences
 from workers.engine.encoders.encoder_runner import EncoderOnlyError
 from workers.engine.runner import Chunk, DecodeRow, Runner
 from workers.sampling.sample_spec import SampleSpec

@@ -13,7 +13,7 @@ from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.checkpoint import open_weights
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.encoders.config import EncoderConfig
-from workers.checkpoints.encoders.reading import is_encoder
+from workers.checkpoints.encoders.reading import is_encoder, read_encoder
 from workers.checkpoints.encoders.tensors import prefix_of
 from workers.checkpoints.weights import Weights
 
@@ -55,7 +55,7 @@ class Classifier:
         """Read the head of a checkpoint; None for one without a sequence classifier. Raises `CheckpointError`."""
         if not is_encoder(checkpoint):
             return None
-        config = EncoderConfig.from_dir(checkpoint)
+        config = read_encoder(checkpoint)
         if not config.labels:
             return None
         fields, weights = read_fields(checkpoint), open_weights(checkpoint)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.encoders import make_encoder
+from tests.workers.tiny_encoders import make_encoder
 from workers.checkpoints.json_files import CheckpointError
 from workers.pooling.classifier import Classifier
 

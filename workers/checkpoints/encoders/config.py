@@ -1,7 +1,6 @@
 """The description of an encoder, from config.json: all families have one form."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.architectures.parts import Activation
@@ -57,14 +56,6 @@ class EncoderConfig:
     dtype: WeightDtype
     labels: int = 0
     """Scores of a sequence classifier, which is then the class in transformers; 0 for other classes."""
-
-    @classmethod
-    def from_dir(cls, path: Path) -> "EncoderConfig":
-        """Read the description of a directory in Hugging Face layout. Raises `CheckpointError` for another family, and
-        for what is not supported."""
-        from workers.checkpoints.encoders.reading import read_encoder  # which makes these
-
-        return read_encoder(path)
 
     @property
     def head_dim(self) -> int:

@@ -62,11 +62,13 @@ def is_encoder(path: Path) -> bool:
     if gguf_path(path) is not None:
         return False
     found = find_document(path, "config.json")
-    return found is not None and found.get("model_type") in NAMES
+    family = None if found is None else found.get("model_type")
+    return isinstance(family, str) and family in NAMES
 
 
 def read_encoder(path: Path) -> EncoderConfig:
-    """See `EncoderConfig.from_dir`."""
+    """Read the description of a directory in Hugging Face layout. Raises `CheckpointError` for another family, and for
+    what is not supported."""
     fields = read_fields(path)
     family = fields.get("model_type")
     if not isinstance(family, str) or family not in NAMES:

@@ -8,11 +8,11 @@ from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weig
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.host.cpu_plan import CpuPlan
 from workers.iree.build.compile_client import Builder, Building, Built, EncoderBuilder
+from workers.iree.build.encoder.recipe import EncoderRecipe
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import ArchivePlace, open_archive
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import choose_device
-from workers.iree.encoder.recipe import EncoderRecipe
 from workers.load_options import LoadOptions, Progress
 
 

@@ -16,10 +16,10 @@ from baton_serve.start import module_command
 from workers.errors import LoadRefused
 from workers.iree.build.compile_server import CompileRequest, CompileResult, CompileStart
 from workers.iree.build.compiler import BACKGROUND_SECONDS, COMPILE_SECONDS, CompileError, Compiler
+from workers.iree.build.encoder.plan import EncoderPlan
+from workers.iree.build.encoder.recipe import EncoderRecipe
 from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.build.recipe import Recipe
-from workers.iree.encoder.plan import EncoderPlan
-from workers.iree.encoder.recipe import EncoderRecipe
 
 Group = tuple[str, ...]
 """The graphs of one module."""

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from workers.errors import LoadRefused
 from workers.iree.build.compiler import CompileError
+from workers.iree.build.encoder.recipe import EncoderRecipe
 from workers.iree.build.recipe import Recipe
-from workers.iree.encoder.recipe import EncoderRecipe
 
 
 class CompileStart(Struct, frozen=True):

@@ -18,16 +18,15 @@ from workers.host.memory import Needed, free_bytes
 from workers.host.placement import place_thread
 from workers.iree.batch_inputs import RopeTable
 from workers.iree.build.compile_client import Building, EncoderBuilder
+from workers.iree.build.encoder.plan import ENCODE, CallSize, EncoderPlan
+from workers.iree.build.encoder.recipe import EncoderRecipe
 from workers.iree.build.lower import SCOPE
 from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archive
 from workers.iree.device.buffers import DeviceBuffer, Input
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
-from workers.iree.encoder.operations import TiledEncoderOps
-from workers.iree.encoder.plan import ENCODE, CallSize, EncoderPlan
-from workers.iree.encoder.recipe import EncoderRecipe
 from workers.iree.graph_registry import GraphRegistry
-from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
+from workers.iree.model.encoder.operations import TiledEncoderOps
 from workers.iree.model.stored_parameters import quantization_of
 from workers.load_options import LoadOptions, Progress
 
@@ -61,7 +60,7 @@ class IreeEncoderRunner(EncoderRunner):
             vocab_size=config.vocab_size,
             prefill_chunks=(CALL_ROWS,),
             exact_rows=tiled,
-            block_rows=SEQUENCE_ROWS if tiled else 1,
+            block_rows=plan.block,
             weight_bytes=archive.nbytes,
             hidden_width=config.hidden_size,
             bidirectional=True,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import write_safetensors
-from tests.encoders import FIELDS, make_encoder
+from tests.workers.tiny_encoders import FIELDS, make_encoder
 from workers.checkpoints.architectures.rope import Ntk
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.checkpoints.encoders.config import EncoderConfig, EncoderLayer
 from workers.checkpoints.encoders.memory import estimate_encoder
-from workers.checkpoints.encoders.reading import is_encoder
+from workers.checkpoints.encoders.reading import is_encoder, read_encoder
 from workers.checkpoints.encoders.tensors import check_encoder_tensors, encoder_parameter_count, encoder_tensors
 
 NOMIC = {
@@ -67,7 +67,7 @@ NEW = {
 
 def read(path: Path, fields: dict[str, Any]) -> EncoderConfig:
     (path / "config.json").write_text(json.dumps(fields))
-    return EncoderConfig.from_dir(path)
+    return read_encoder(path)
 
 
 def test_published_fields_of_nomic_bert(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_other_families_refuse_what_they_do_not_read(
 
 def test_tensors_of_a_head_are_left_out_and_others_refused(tmp_path: Path) -> None:
     path = make_encoder(tmp_path, "bert", labels=2)
-    config, weights = EncoderConfig.from_dir(path), open_weights(path)
+    config, weights = read_encoder(path), open_weights(path)
     assert (config.labels, config.architecture) == (2, "BertForSequenceClassification")
     check_encoder_tensors(weights, config, path)
     values = {name: weights[name] for name in weights}

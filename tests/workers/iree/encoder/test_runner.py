@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.compiling import compiling_here
-from tests.encoders import make_encoder, sequences
 from tests.workers.encoder_gate import run_encoder_gate, run_refusals
+from tests.workers.tiny_encoders import make_encoder, sequences
 from workers.checkpoints.checkpoint import CheckpointError
-from workers.checkpoints.encoders.config import EncoderConfig
+from workers.checkpoints.encoders.reading import read_encoder
 from workers.engine.runner import Chunk
-from workers.iree.encoder import plan as encoder_plan
+from workers.iree.build.encoder import plan as encoder_plan
 from workers.iree.encoder.runner import IreeEncoderRunner
 from workers.load_options import LoadOptions
 
@@ -21,7 +21,7 @@ OPTIONS = LoadOptions(device="local-task", dtype="float32", slots=8, cache_dir=P
 
 
 def load(path: Path, cache_dir: Path, options: LoadOptions = OPTIONS) -> IreeEncoderRunner:
-    config = EncoderConfig.from_dir(path)
+    config = read_encoder(path)
     with compiling_here():
         return IreeEncoderRunner.load(
             path, config, replace(options, cache_dir=cache_dir), lambda *progress: None, background=False

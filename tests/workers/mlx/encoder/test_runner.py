@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.encoders import make_encoder, sequences
 from tests.workers.encoder_gate import run_encoder_gate, run_refusals
-from workers.checkpoints.encoders.config import EncoderConfig
+from tests.workers.tiny_encoders import make_encoder, sequences
+from workers.checkpoints.encoders.reading import read_encoder
 from workers.load_options import LoadOptions
 from workers.mlx.encoder.runner import MlxEncoderRunner
 from workers.precision import Dtype, Quantize
@@ -15,7 +15,7 @@ from workers.precision import Dtype, Quantize
 
 def load(path: Path, dtype: Dtype = "float32", quantize: Quantize = "none") -> MlxEncoderRunner:
     options = LoadOptions(device="cpu", dtype=dtype, quantize=quantize, slots=8, cache_dir=path)
-    return MlxEncoderRunner.load(path, EncoderConfig.from_dir(path), options, lambda *progress: None)
+    return MlxEncoderRunner.load(path, read_encoder(path), options, lambda *progress: None)
 
 
 def test_rows_are_exact_in_any_call(tmp_path: Path) -> None:

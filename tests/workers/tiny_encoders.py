@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.checkpoints import write_safetensors
-from workers.checkpoints.encoders.config import EncoderConfig
+from workers.checkpoints.encoders.reading import read_encoder
 from workers.checkpoints.encoders.tensors import encoder_tensors
 from workers.engine.runner import Chunk
 
@@ -66,7 +66,7 @@ def make_encoder(directory: Path, family: str, *, labels: int = 0, **fields: Any
     description = {"model_type": family, "architectures": [CLASSES[family] + kind], "dtype": "float32"}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({**description, **FIELDS[family], **names, **fields}))
-    config = EncoderConfig.from_dir(directory)
+    config = read_encoder(directory)
     tensors = encoder_tensors(config, PREFIXES[family] if labels else "")
     shapes = {source: shape for tensor in tensors for source, shape in tensor.sources}
     shapes |= head_shapes(family, config.hidden_size, labels) if labels else {}

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from workers.checkpoints.architectures.tensors import Tensor
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.encoders.tensors import TABLES
-from workers.iree.encoder.operations import EncoderOps, EncoderRows
 from workers.iree.model.decoder import Parameter
+from workers.iree.model.encoder.operations import EncoderOps, EncoderRows
 from workers.iree.model.ops import LayerNormWeights, RopeAngles
 
 Weights = dict[str, Any]

@@ -6,17 +6,18 @@ from msgspec import Struct
 
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.checkpoints.encoders.config import EncoderConfig
+from workers.checkpoints.encoders.reading import read_encoder
 from workers.checkpoints.encoders.tensors import encoder_tensors, prefix_of
 from workers.iree.build.compiler import Compiler
+from workers.iree.build.encoder.plan import EncoderPlan
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
-from workers.iree.encoder.forward import encoder_parameters
-from workers.iree.encoder.operations import PlainEncoderOps, TiledEncoderOps
-from workers.iree.encoder.plan import EncoderPlan
 from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
 from workers.iree.kernels.matmul.packing import GROUPS
+from workers.iree.model.encoder.forward import encoder_parameters
+from workers.iree.model.encoder.operations import PlainEncoderOps, TiledEncoderOps
 from workers.iree.model.stored_parameters import quantization_of, store_each
 from workers.load_options import LoadOptions
 from workers.precision import CpuTarget, Dtype, Quantize
@@ -64,7 +65,7 @@ class EncoderRecipe(Struct, frozen=True, tag="encoder"):
     def plan(self) -> EncoderPlan:
         """Return the graphs. Raises `CheckpointError`."""
         path = Path(self.model)
-        config, weights = EncoderConfig.from_dir(path), open_weights(path)
+        config, weights = read_encoder(path), open_weights(path)
         ops = self._ops(config)
         tensors = encoder_tensors(config, prefix_of(config, weights))
         stored = store_each(encoder_parameters(tensors, ops.dtype), ops, weights, self.quantize)

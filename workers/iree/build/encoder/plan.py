@@ -12,9 +12,9 @@ from workers.checkpoints.encoders.config import EncoderConfig
 from workers.engine.encoders.encoder_runner import CALL_ROWS, CALL_SEQUENCES
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
-from workers.iree.encoder.forward import EncoderInputs, Weights, encode
-from workers.iree.encoder.operations import EncoderRows, PlainEncoderOps, TiledEncoderOps
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
+from workers.iree.model.encoder.forward import EncoderInputs, Weights, encode
+from workers.iree.model.encoder.operations import EncoderRows, PlainEncoderOps, TiledEncoderOps
 from workers.iree.model.stored_parameters import Stored
 
 ENCODE = "encode"
@@ -92,6 +92,11 @@ class EncoderPlan:
     def size_of(self, name: str) -> CallSize:
         """Return the size of a graph."""
         return next(size for size in self.sizes() if size.name == name)
+
+    @property
+    def block(self) -> int:
+        """Rows to which a sequence is rounded up in a call with others, where padding is left out; otherwise 1."""
+        return SEQUENCE_ROWS if isinstance(self.ops, TiledEncoderOps) else 1
 
     @property
     def angles(self) -> int:
