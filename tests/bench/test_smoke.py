@@ -54,6 +54,7 @@ OUTPUT: dict[str, list[str]] = {
         rf"^scripted: .* {N} % of a core$",
         *(rf"^{name} +(p50 {P} +p99 {P} +max {P} *){{2}}$" for name in ("SIGKILL", "SIGABRT", "SIGSTOP")),
     ],
+    "bench/embeddings.py": [rf"^\| Baton float32 \| {P} \| {P} \| 1\.00000 \|$"],
     "bench/engine.py": [
         *(
             rf"^\| tiny bf16 decode {n} +\|( +{P} \| {NONE} \| +\|){{2}} +{P} \| +\d+% \| +\w+ \| +\d+% \|$"

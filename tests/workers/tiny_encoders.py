@@ -38,6 +38,8 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
     "xlm-roberta": {**SIZES, "max_position_embeddings": 74, "type_vocab_size": 1, "pad_token_id": 1},
 }
 """config.json by family, all for sequences of up to 72 tokens."""
+SAME_FORM = {"camembert": "xlm-roberta", "new": "gte", "roberta": "xlm-roberta"}
+"""Further families, by that whose fields and tensors they have."""
 CLASSES = {
     "bert": "Bert",
     "gte": "Gte",
@@ -61,9 +63,10 @@ LENGTHS = (5, 33, 72, 1, 17)
 def make_encoder(directory: Path, family: str, *, labels: int = 0, **fields: Any) -> Path:
     """Write a checkpoint: of the encoder alone, or with `labels` of a sequence classifier. `fields` are of config.json.
     Weights are such that leaving one out shows."""
+    described, family = family, SAME_FORM.get(family, family)
     kind = "ForSequenceClassification" if labels else "Model"
     names = {"id2label": {str(label): f"L{label}" for label in range(labels)}} if labels else {}
-    description = {"model_type": family, "architectures": [CLASSES[family] + kind], "dtype": "float32"}
+    description = {"model_type": described, "architectures": [CLASSES[family] + kind], "dtype": "float32"}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps({**description, **FIELDS[family], **names, **fields}))
     config = read_encoder(directory)
