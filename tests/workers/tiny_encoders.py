@@ -76,9 +76,9 @@ def make_encoder(directory: Path, family: str, *, labels: int = 0, **fields: Any
     random = np.random.default_rng(11)
     values = {}
     for name, shape in shapes.items():
-        drawn = random.standard_normal(shape, np.float32)
+        sample = random.standard_normal(shape, np.float32)
         norm = name.endswith("weight") and len(shape) == 1
-        values[name] = 1 + drawn / 8 if norm else drawn / (1 if len(shape) == 1 else shape[-1] ** 0.5)
+        values[name] = 1 + sample / 8 if norm else sample / (1 if len(shape) == 1 else shape[-1] ** 0.5)
     write_safetensors(directory / "model.safetensors", values)
     return directory
 

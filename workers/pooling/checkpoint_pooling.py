@@ -52,7 +52,7 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPooling:
-    """What makes the vector of a text, in this order: prompt, pooling, dense modules, and normalization."""
+    """The steps from a text to its vector, in this order: prompt, pooling, dense modules, and normalization."""
 
     pooling: Pooling
     dense: tuple[DenseModule, ...] = ()

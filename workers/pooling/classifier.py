@@ -44,7 +44,7 @@ class Classifier:
     """float32 [labels, hidden]."""
     out_bias: Rows | None
     activation: ScoreActivation
-    """What sentence-transformers' `CrossEncoder` makes of the scores, unless it is told otherwise."""
+    """The function that sentence-transformers' `CrossEncoder` applies to the scores by default."""
     mean: bool = False
     """The mean of all hidden states is read, otherwise the first one."""
     norm: tuple[Rows, Rows | None, float] | None = None

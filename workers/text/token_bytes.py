@@ -30,7 +30,7 @@ class _Steps:
     drop_first: str = ""
     """A character that is removed from the first token, wherever it occurs."""
     continues: str = ""
-    """What a token begins with that continues a word; others begin one, with a space before it."""
+    """The beginning of a token that continues a word; others begin one, with a space before it."""
 
 
 def _byte_of_character() -> Mapping[str, int]:
