@@ -119,14 +119,6 @@ class Classifier:
         logits: Rows = self.out @ x
         return logits if self.out_bias is None else logits + self.out_bias
 
-    def activated(self, logits: Rows) -> Rows:
-        """Return what `CrossEncoder.predict` makes of logits: float32, from 0 to 1 behind a sigmoid."""
-        if self.activation == "identity":
-            return logits
-        with np.errstate(over="ignore"):  # of a large negative logit, whose sigmoid is 0
-            score: Rows = (1 / (1 + np.exp(-logits))).astype(np.float32)
-        return score
-
 
 def _score_activation(fields: Fields, labels: int) -> ScoreActivation:
     """Read the activation that sentence-transformers wrote; by default it is a sigmoid for a single score."""

@@ -65,9 +65,9 @@ class ByteTokenizer:
         return list(text.encode("utf-8", "replace"))
 
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """See `Tokenizer.encode_pair`. The end-of-sequence token is behind both texts."""
-        one, other = ([*self.encode(text, special=False), EOS_ID] for text in (first, second))
-        return one + other, [0] * len(one) + [1] * len(other)
+        """Return the ids of two texts, each with the end-of-sequence token behind it, and the segment of each."""
+        ids = [[*self.encode(text, special=True), EOS_ID] for text in (first, second)]
+        return [*ids[0], *ids[1]], [0] * len(ids[0]) + [1] * len(ids[1])
 
     def encode_short(self, text: str) -> list[int]:
         """See `Tokenizer.encode_short`."""

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.workers.tiny_encoders import make_encoder
@@ -33,9 +32,6 @@ def test_the_activation_is_that_of_cross_encoders(
     classifier = Classifier.of(make_encoder(tmp_path, "bert", labels=labels, **fields))
     assert classifier is not None
     assert (classifier.activation, classifier.labels) == (activation, labels)
-    logits = np.array([-200.0, 0.0], np.float32)
-    expected = [0.0, 0.5] if activation == "sigmoid" else logits
-    np.testing.assert_allclose(classifier.activated(logits), expected, atol=1e-30)
 
 
 @pytest.mark.parametrize(
