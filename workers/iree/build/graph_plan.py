@@ -393,8 +393,10 @@ class GraphPlan:
         return Graph(name, last_head, (self.last_rows, struct((), "int32")), 1)
 
     def _score(self, name: str, chunk: int) -> Graph:
-        """Like prefill -> greedy tokens [chunk] and logits [chunk, vocab] of every row, cache, and with plain operations
-        the hidden rows, for which there is no other graph."""
+        """Like prefill -> greedy tokens [chunk] and logits [chunk, vocab] of every row, cache.
+
+        With plain operations the hidden rows follow, for which there is no other graph.
+        """
         plain = isinstance(self.ops, PlainOps)
 
         def score(*values: Any) -> tuple[jax.Array, ...]:
