@@ -34,7 +34,7 @@ from workers.iree import runner as iree_runner
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
 from workers.iree.device.gpu import GPU_TARGETS, Gpu
 from workers.iree.encoder import runner as iree_encoder_runner
-from workers.iree.graph_registry import GraphRegistry
+from workers.iree.graph_registry import ModuleRegistry
 from workers.mlx import runner as mlx_runner
 from workers.mlx.encoder import runner as mlx_encoder_runner
 from workers.process.backends import compile_ahead, load_runner
@@ -77,7 +77,7 @@ class Column:
         """While this holds, a load compiles nothing and finds the device."""
         named = (self.device, mx.Device(mx.cpu))
         with (
-            mock.patch.multiple(GraphRegistry, open=lambda *_: None, fetch=lambda *_: None),
+            mock.patch.multiple(ModuleRegistry, open=lambda *_: None, fetch=lambda *_: None),
             mock.patch.object(iree_runner, "Building"),
             mock.patch.object(mlx_runner, "choose_device", return_value=named),
             mock.patch.object(mlx_runner, "maybe_set_recommended_wired_limit"),

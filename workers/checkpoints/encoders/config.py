@@ -1,6 +1,7 @@
 """The description of an encoder, from config.json: all families have one form."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.architectures.parts import Activation
@@ -54,6 +55,8 @@ class EncoderConfig:
     max_positions: int
     """Tokens of the longest sequence."""
     dtype: WeightDtype
+    mtp: ClassVar[bool] = False
+    """As in `ModelConfig`: encoders have no head for multi-token prediction."""
     labels: int = 0
     """Scores of a sequence classifier, which is then the class in transformers; 0 for other classes."""
 

@@ -25,7 +25,7 @@ from workers.iree.build.weight_archive import Archive, ArchivePlace, open_archiv
 from workers.iree.device.buffers import DeviceBuffer, Input
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
-from workers.iree.graph_registry import GraphRegistry
+from workers.iree.graph_registry import ModuleRegistry
 from workers.iree.model.encoder.operations import TiledEncoderOps
 from workers.iree.model.stored_parameters import quantization_of
 from workers.load_options import LoadOptions, Progress
@@ -38,7 +38,7 @@ class IreeEncoderRunner(EncoderRunner):
         plan, config = builder.plan, builder.plan.config
         self._plan: EncoderPlan = plan
         self._device, self._archive = device, archive
-        self.graphs = GraphRegistry(builder, lambda file: device.load(file, archive.index, SCOPE))
+        self.graphs = ModuleRegistry(builder, lambda file: device.load(file, archive.index, SCOPE))
         self._sizes = {size.capacity: size for size in plan.sizes()}
         self._inputs_of: dict[int, list[Input]] = {}
         """The inputs of graphs, by their capacity."""
