@@ -1,6 +1,6 @@
 """Embeddings a second of encoders on a CPU, beside transformers on torch as sentence-transformers calls it.
 
-    python bench/embeddings.py [--shape minilm base] [--texts 128] [--rounds 3] [--threads 2] [--cache-dir DIR]
+    python bench/encoders/embeddings.py [--shape minilm base] [--texts 128] [--rounds 3] [--threads 2] [--cache-dir DIR]
 
 The shapes are MiniLM-L6 and BERT-base, with random weights, which Baton's own loader reads and packs. A text has 4 to
 250 tokens. Baton computes calls of up to 64 of them, in the order in which they are. Torch gets them as `encode` of
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 from numpy.typing import NDArray
