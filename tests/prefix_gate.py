@@ -40,6 +40,7 @@ class CopySpy:
         self.reset, self.memory, self.close, self.logits = runner.reset, runner.memory, runner.close, runner.logits
         self.logprobs, self.settle, self.fits = runner.logprobs, runner.settle, runner.fits
         self.prefill_reported, self.reported_rows = runner.prefill_reported, runner.reported_rows
+        self.hidden = runner.hidden
         self.read_rows, self.write_rows = runner.read_rows, runner.write_rows
         self.read_state, self.write_state = runner.read_state, runner.write_state
         self.in_place = self.copies = 0

@@ -151,7 +151,9 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "encoder": {"device", "model", "build", "batch_inputs", "graph_registry"},
         "slot_state_buffer": {"device", "build"},
         "window_states": {"model", "kv_groups"},
+        "hidden_rows": set(),
         "runner": {
+            "hidden_rows",
             "device",
             "model",
             "build",
