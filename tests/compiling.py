@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from workers.iree.build.compile_client import Builder, Built, Group
+from workers.iree.build.compile_client import Built, Group, ModuleBuilder
 
 
 class CompileHere:
     """Like `workers.iree.build.compile_client.CompileProcess`, but traces in this process."""
 
-    def __init__(self, builder: Builder, parallel: int) -> None:
+    def __init__(self, builder: ModuleBuilder, parallel: int) -> None:
         self._builder = builder
         self._plan, self._compiler = builder.recipe.plan(), builder.recipe.compiler()
         self._pool = ThreadPoolExecutor(parallel)
@@ -47,7 +47,7 @@ class CompileHere:
 def compiling_here() -> AbstractContextManager[Any]:
     """Context in which loaded runners compile in this process. Not for those that compile in the background."""
 
-    def process(builder: Builder, *, parallel: int, background: bool = False) -> CompileHere:
+    def process(builder: ModuleBuilder, *, parallel: int, background: bool = False) -> CompileHere:
         return CompileHere(builder, parallel)
 
-    return mock.patch.object(Builder, "process", process)
+    return mock.patch.object(ModuleBuilder, "process", process)

@@ -161,6 +161,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "graph_registry": {"device", "build"},
         "sampler": {"device", "build", "graph_registry"},
         "mtp": {"device", "build", "batch_inputs", "graph_registry", "sampler"},
+        "encoder": {"device", "model", "build", "batch_inputs", "graph_registry"},
         "slot_state_buffer": {"device", "build"},
         "window_states": {"model", "kv_groups"},
         "vision": {"device", "model", "build"},

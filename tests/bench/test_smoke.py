@@ -190,6 +190,7 @@ OUTPUT: dict[str, list[str]] = {
         *(rf"^{name}( +{P}){{4}} +0$" for name in ("default budget", "512 tokens a step", "no budget")),
         rf"^next turn( +{P}){{4}} +[1-9]\d*$",
     ],
+    "bench/encoders/embeddings.py": [rf"^\| Baton float32 \| {P} \| {P} \| 1\.00000 \|$"],
     "bench/peers/install.py": [
         rf"^{name}: (installed|not (built|installed)\b.*)$"
         for name in ("llama.cpp", "ik_llama.cpp", "openvino", "vllm", "onnxruntime")

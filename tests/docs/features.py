@@ -22,7 +22,9 @@ from tests.checkpoints import make_checkpoint
 from tests.quantized import requantize
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from tests.workers.checkpoints.low_bits.low_bit_files import make_low_bits
+from tests.workers.tiny_encoders import make_encoder
 from workers.checkpoints.architectures.families import FAMILIES
+from workers.checkpoints.encoders.names import NAMES
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import BITS, Method
 from workers.engine.runner import RunnerCapabilities
@@ -31,8 +33,10 @@ from workers.errors import LoadRefused
 from workers.iree import runner as iree_runner
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
 from workers.iree.device.gpu import GPU_TARGETS, Gpu
-from workers.iree.graph_registry import GraphRegistry
+from workers.iree.encoder import runner as iree_encoder_runner
+from workers.iree.graph_registry import ModuleRegistry
 from workers.mlx import runner as mlx_runner
+from workers.mlx.encoder import runner as mlx_encoder_runner
 from workers.process.backends import compile_ahead, load_runner
 from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import describe
@@ -48,6 +52,7 @@ DENSE = [
     name for name, family in FAMILIES.items() if not family.experts and not family.mixers and name not in IREE_ONLY
 ]
 MIXTURES = [name for name, family in FAMILIES.items() if family.experts]
+ENCODERS = sorted(NAMES)
 PLAIN_MIXTURES = ("qwen3_moe", "mixtral")
 """Mixtures of which AWQ and GGUF checkpoints are made here."""
 MLX_DEVICES = {"CPU": "cpu", "GPU": "gpu"}
@@ -72,10 +77,13 @@ class Column:
         """While this holds, a load compiles nothing and finds the device."""
         named = (self.device, mx.Device(mx.cpu))
         with (
-            mock.patch.multiple(GraphRegistry, open=lambda *_: None, fetch=lambda *_: None),
+            mock.patch.multiple(ModuleRegistry, open=lambda *_: None, fetch=lambda *_: None),
             mock.patch.object(iree_runner, "Building"),
             mock.patch.object(mlx_runner, "choose_device", return_value=named),
             mock.patch.object(mlx_runner, "maybe_set_recommended_wired_limit"),
+            mock.patch.object(iree_encoder_runner, "Building"),
+            mock.patch.object(mlx_encoder_runner, "choose_device", return_value=named),
+            mock.patch.object(mlx_encoder_runner, "maybe_set_recommended_wired_limit"),
         ):
             yield
 
@@ -130,6 +138,10 @@ def family(name: str) -> Make:
     )
 
 
+def encoder(name: str) -> Make:
+    return functools.partial(make_encoder, family=name)
+
+
 def quantized(method: Literal["gptq", "awq"], bits: int, name: str = "llama") -> Make:
     def make(path: Path) -> None:
         requantize(make_checkpoint(path, name, tied=not FAMILIES[name].experts, **ALIGNED), method, bits=bits)
@@ -164,6 +176,7 @@ FEATURES = (
     Feature(f"Dense models that mlx-lm does not have: {', '.join(IREE_ONLY)}", [family(name) for name in IREE_ONLY]),
     Feature(f"Hybrid models: {', '.join(HYBRID)}", [family(name) for name in HYBRID]),
     Feature(f"Mixtures of experts: {', '.join(MIXTURES)}", [family(name) for name in MIXTURES]),
+    Feature(f"Encoders: {', '.join(ENCODERS)}", [encoder(name) for name in ENCODERS]),
     *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),
     *(Feature(f"`--kv-dtype {kind}`", WIDE_HEADS, {"kv_dtype": kind}) for kind in ("int8", "int4")),

@@ -12,6 +12,8 @@ from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.documents import find_document
+from workers.checkpoints.encoders.config import EncoderConfig, EncoderLayer
+from workers.checkpoints.encoders.tensors import encoder_parameter_count
 from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.json_files import MAX_TABLE_BYTES
@@ -53,7 +55,7 @@ class Description:
     chat_template: bool = False
 
     @classmethod
-    def of(cls, path: Path, fields: Fields, config: ModelConfig | LoneConfig | None) -> "Description":
+    def of(cls, path: Path, fields: Fields, config: ModelConfig | LoneConfig | EncoderConfig | None) -> "Description":
         """Describe a checkpoint by the fields of its config.json, and by what a backend has read from them; None if
         all backends refuse it. Raises `CheckpointError`."""
         names = fields.get("architectures")
@@ -63,6 +65,8 @@ class Description:
             "chat_template": _has_template(path),
             "format": _format(path),
         }
+        if isinstance(config, EncoderConfig):
+            return _of_encoder(config, text)
         if not isinstance(config, ModelConfig):
             return _by_fields(fields, architecture, config, text)
         experts = config.experts
@@ -87,6 +91,28 @@ def parameters(config: ModelConfig) -> int:
     """Return the parameters of a model; a tied matrix counts once."""
     sources = {name: math.prod(shape) for tensor in tensors(config) for name, shape in tensor.sources}
     return sum(sources.values())
+
+
+def _of_encoder(config: EncoderConfig, text: Mapping[str, Any]) -> Description:
+    return Description(
+        family=config.family,
+        architecture=config.architecture,
+        quantization="",
+        dtype=config.dtype,
+        parameters=encoder_parameter_count(config),
+        layers=dict(Counter(map(_encoder_kind, config.plan))),
+        heads=config.heads,
+        kv_heads=config.heads,
+        head_dim=config.head_dim,
+        context=config.max_positions,
+        vocabulary=config.vocab_size,
+        **text,
+    )
+
+
+def _encoder_kind(layer: EncoderLayer) -> str:
+    reach = "" if layer.window is None else f", window {2 * layer.window + 1}"
+    return f"attention in both directions{reach}"
 
 
 def _by_fields(fields: Fields, architecture: str, config: LoneConfig | None, text: Mapping[str, Any]) -> Description:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.checkpoints.documents import read_fields
+from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.lone_config import LoneConfig
 from workers.errors import LoadRefused
 from workers.inspection.description import Description
@@ -75,7 +76,11 @@ class Inspection:
         served = next((number for number, each in enumerate(supports) if each.mode != "refused"), 0)
         config = _config(specs[served])
         mapped = _map(path, config, supports[served].problem)
-        if mapped is not None and isinstance(config, ModelConfig) and (wrong := mapped.problem()) is not None:
+        if (
+            mapped is not None
+            and isinstance(config, ModelConfig | EncoderConfig)
+            and (wrong := mapped.problem()) is not None
+        ):
             problem = f"{path}: {wrong.name}: {wrong.why}"
             supports = [_refused(each, problem) if each.mode == "batched" else each for each in supports]
         memory = None
@@ -99,7 +104,7 @@ def _refused(support: BackendSupport, problem: str) -> BackendSupport:
     return BackendSupport(support.backend, "refused", problem=problem, document=FEATURES)
 
 
-def _config(spec: WorkerSpec) -> ModelConfig | LoneConfig | None:
+def _config(spec: WorkerSpec) -> ModelConfig | LoneConfig | EncoderConfig | None:
     """Return the description that the backend of `spec` loads, or that any could; None if there is none."""
     try:
         return served_config(spec)
@@ -111,7 +116,7 @@ def _config(spec: WorkerSpec) -> ModelConfig | LoneConfig | None:
         return None
 
 
-def _map(path: Path, config: ModelConfig | LoneConfig | None, problem: str) -> TensorMap | None:
+def _map(path: Path, config: ModelConfig | LoneConfig | EncoderConfig | None, problem: str) -> TensorMap | None:
     try:
         mapped = TensorMap.of(path, config, problem)
     except CheckpointError:

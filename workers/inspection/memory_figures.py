@@ -8,6 +8,8 @@ from typing import get_args
 from msgspec.structs import replace
 
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.encoders.config import EncoderConfig
+from workers.checkpoints.encoders.memory import estimate_encoder
 from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.weight_size import weight_bytes
 from workers.precision import KvDtype, Quantize
@@ -33,8 +35,11 @@ class MemoryFigures:
     """The recurrent state of one slot, whatever the precision."""
 
     @classmethod
-    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> "MemoryFigures":
+    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig) -> "MemoryFigures":
         """Compute the memory from the headers of the weight files. Raises `CheckpointError`."""
+        if isinstance(config, EncoderConfig):
+            encoder = {each: estimate_encoder(config, spec.dtype, each) for each in get_args(Quantize)}
+            return cls(backend, encoder, {}, 0)
         if isinstance(config, LoneConfig):
             weights: dict[str, int | None] = {"none": config.weight_bytes(Path(spec.model_path), spec.dtype)}
             dtypes: tuple[KvDtype, ...] = ("auto",) if config.row_bytes else ()

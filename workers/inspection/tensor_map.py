@@ -13,6 +13,8 @@ from workers.checkpoints.architectures.tensors import tensors, unread_reason
 from workers.checkpoints.architectures.wrapper import name_inside, unwrap
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.documents import read_fields
+from workers.checkpoints.encoders.config import EncoderConfig
+from workers.checkpoints.encoders.tensors import encoder_tensors, is_head, prefix_of
 from workers.checkpoints.expert_stacks import MAX_EXPERTS, StackLayout, is_stack, stack_layout, unstacked
 from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
@@ -47,12 +49,14 @@ class TensorMap:
     tensors: tuple[StoredTensor, ...]
 
     @classmethod
-    def of(cls, path: Path, config: ModelConfig | LoneConfig | None, problem: str = "") -> "TensorMap":
+    def of(cls, path: Path, config: ModelConfig | LoneConfig | EncoderConfig | None, problem: str = "") -> "TensorMap":
         """Map the tensors of a checkpoint with this description; without one all are refused for `problem`. Raises
         `CheckpointError` for files that cannot be read."""
         stored = list(_stored(path))
         if config is None:
             return cls(tuple(StoredTensor(*each, "refused", why=problem) for each in stored))
+        if isinstance(config, EncoderConfig):
+            return cls(tuple(_of_encoder(stored, config)))
         if isinstance(config, LoneConfig):
             return cls(tuple(StoredTensor(*each, "read", ("mlx-lm",)) for each in stored))
         try:
@@ -94,6 +98,28 @@ def _stored(path: Path) -> Iterator[tuple[str, str, tuple[int, ...]]]:
             yield name, part.get_dtype(), tuple(part.get_shape())
         except SafetensorError as error:
             raise CheckpointError(shard, name, str(error)) from error
+
+
+def _of_encoder(stored: Sequence[tuple[str, str, tuple[int, ...]]], config: EncoderConfig) -> Iterator[StoredTensor]:
+    """Map the tensors of an encoder, as `check_encoder_tensors` and the loaders do."""
+    names = {name: shape for name, _, shape in stored}
+    prefix = prefix_of(config, names)
+    wanted = [(tensor.name, *source) for tensor in encoder_tensors(config, prefix) for source in tensor.sources]
+    ours = {source: (name, shape) for name, source, shape in wanted}
+    for name, dtype, shape in stored:
+        if name in ours:
+            to, expected = ours[name]
+            why = "" if dtype in FLOATS else f"type {dtype} is not supported, only {' or '.join(sorted(FLOATS))}"
+            why = why if shape == expected else f"has the shape {shape}, config.json says {expected}"
+            yield StoredTensor(name, dtype, shape, "refused" if why else "read", (to,), why)
+        elif is_head(name, prefix):
+            yield StoredTensor(name, dtype, shape, "ignored", why="hidden states do not depend on it")
+        else:
+            why = f"the tensor is not part of a {config.family} model as config.json has it"
+            yield StoredTensor(name, dtype, shape, "refused", why=why)
+    for name, source, shape in wanted:
+        if source not in names:
+            yield StoredTensor(source, "", shape, "missing", (name,), "the tensor is missing")
 
 
 def _with_unread(stored: tuple[str, str, tuple[int, ...]], error: CheckpointError) -> StoredTensor:

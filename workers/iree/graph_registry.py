@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from workers.iree.build.compile_client import Builder, Building, Built, CompileProcess, Group
+from workers.iree.build.compile_client import Builder, Building, Built, CompileProcess, Group, ModuleBuilder
 from workers.iree.build.compiler import CompileError
 from workers.iree.device.device import Module
 from workers.load_options import Progress
@@ -29,7 +29,7 @@ class _Again(NamedTuple):
     group: Group
 
 
-class GraphRegistry:
+class ModuleRegistry:
     """The graphs that are ready. Owned by the engine's thread, which never waits here for a compiler after `open`.
 
     A background thread loads those that `open` did not wait for, as they are compiled. Then it compiles and loads the
@@ -38,9 +38,9 @@ class GraphRegistry:
     times in all; then it is counted as failed, and larger graphs serve in its place.
     """
 
-    def __init__(self, builder: Builder, load: Callable[[Path], Module], retry_s: float = RETRY_S) -> None:
+    def __init__(self, builder: ModuleBuilder, load: Callable[[Path], Module], retry_s: float = RETRY_S) -> None:
         """`load` maps a compiled file; it is called from both threads."""
-        self.builder = builder
+        self._builder = builder
         self._load = load
         self._retry_s = retry_s
         self._ready: dict[str, Module] = {}
@@ -273,10 +273,10 @@ class GraphRegistry:
 
     def _file(self, group: Group) -> Path:
         """Return the module's file. Raises what `CompileProcess.results` raises."""
-        if (file := self.builder.find(group)) is not None:
+        if (file := self._builder.find(group)) is not None:
             return file
         # Started without the lock, for which the engine's thread may wait: a process takes long to start.
-        process = self._process or self.builder.process(parallel=1, background=True)
+        process = self._process or self._builder.process(parallel=1, background=True)
         with self._changed:
             self._process = process  # from now on `close` can kill it
             if self._closing:
@@ -290,3 +290,12 @@ class GraphRegistry:
             process, self._process = self._process, None
         if process is not None:
             process.close()
+
+
+class GraphRegistry(ModuleRegistry):
+    """The graphs of a decoder."""
+
+    def __init__(self, builder: Builder, load: Callable[[Path], Module], retry_s: float = RETRY_S) -> None:
+        """See `ModuleRegistry`."""
+        super().__init__(builder, load, retry_s)
+        self.builder = builder

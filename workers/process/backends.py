@@ -25,6 +25,7 @@ from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
+    from workers.checkpoints.encoders.config import EncoderConfig
     from workers.checkpoints.lone_config import LoneConfig
     from workers.iree.build.compile_client import Built
     from workers.plugins import Plugin
@@ -145,11 +146,13 @@ def _log_converted(path: Path, quantize: Quantize, *, mlx: bool) -> None:
         )
 
 
-def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]":
+def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig | EncoderConfig]":
     """Return the directory and the description of a checkpoint, all of whose tensors are used. Reads the headers of its
     weight files, unless only mlx-lm describes them. Raises `CheckpointError`."""
     from workers.checkpoints.architectures.tensors import check_tensors, is_derived
     from workers.checkpoints.checkpoint import open_weights
+    from workers.checkpoints.encoders.config import EncoderConfig
+    from workers.checkpoints.encoders.tensors import check_encoder_tensors
     from workers.checkpoints.lone_config import LoneConfig
 
     path, config = Path(spec.model_path), served_config(spec)
@@ -157,6 +160,9 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]"
         config.weight_bytes(path, spec.dtype)
         return path, config
     weights = open_weights(path)
+    if isinstance(config, EncoderConfig):
+        check_encoder_tensors(weights, config, path)
+        return path, config
     check_tensors(weights, config, path, weights.adds_nothing)
     weights.check_types(lambda name: is_derived(name, config))
     stated = config.mtp_layers and config.mtp_names is not None and not config.mtp_names.by_presence
@@ -165,7 +171,7 @@ def open_checkpoint(spec: WorkerSpec) -> "tuple[Path, ModelConfig | LoneConfig]"
     return path, config
 
 
-def check_readable(backend: str, path: Path, config: "ModelConfig | LoneConfig") -> None:
+def check_readable(backend: str, path: Path, config: "ModelConfig | LoneConfig | EncoderConfig") -> None:
     """Raise `CheckpointError` for a quantization that only other backends read, as the load would."""
     from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 
@@ -205,13 +211,16 @@ def may_verify_drafts(spec: WorkerSpec, backend: str) -> bool:
     return probe.verifies_drafts(spec.device)
 
 
-def served_config(spec: WorkerSpec) -> "ModelConfig | LoneConfig":
+def served_config(spec: WorkerSpec) -> "ModelConfig | LoneConfig | EncoderConfig":
     """Return the description of a checkpoint, with its head for multi-token prediction if that drafts tokens; a
-    `LoneConfig` for a model that only mlx-lm describes. Raises `CheckpointError`."""
+    `LoneConfig` for a model that only mlx-lm describes, an `EncoderConfig` for an encoder. Raises `CheckpointError`."""
     from workers.checkpoints.architectures.tensors import has_mtp
     from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+    from workers.checkpoints.encoders.reading import is_encoder, served_encoder
 
     path, backend = Path(spec.model_path), choose_backend(spec)
+    if is_encoder(path):
+        return served_encoder(path, backend in PACKAGES)
     if backend == "mlx":
         from workers.mlx.alone.choice import lone_config
 
@@ -228,14 +237,14 @@ def served_config(spec: WorkerSpec) -> "ModelConfig | LoneConfig":
     return config.with_mtp() if wanted and has_mtp(open_weights(path), config) else config
 
 
-def slots_of(spec: WorkerSpec, config: "ModelConfig | LoneConfig") -> int:
+def slots_of(spec: WorkerSpec, config: "ModelConfig | LoneConfig | EncoderConfig") -> int:
     """Return the sequences that a worker computes at once: one of a model that only mlx-lm describes."""
     from workers.checkpoints.lone_config import LoneConfig
 
     return 1 if isinstance(config, LoneConfig) else spec.max_batch_size
 
 
-def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig") -> LoadOptions:
+def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig | EncoderConfig") -> LoadOptions:
     """The options of a load as `spec` and the model's config.json set them. Raises `CheckpointError`."""
     # Slow imports, which a script does not need.
     from workers.process.startup.context_choice import ContextChoice, check_window_cache, kv_bytes_of
@@ -276,18 +285,23 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
     backend = choose_backend(spec)
     if backend != "iree":
         raise NothingToCompile(f"the {backend} backend compiles nothing ahead of time")
-    from workers.checkpoints.checkpoint import ModelConfig
+    from workers.checkpoints.lone_config import LoneConfig
     from workers.iree.build.ahead_of_time import compile_ahead
 
     path, config = open_checkpoint(spec)
-    assert isinstance(config, ModelConfig)  # others are for mlx
+    assert not isinstance(config, LoneConfig)  # these are for mlx
     return compile_ahead(path, config, options_of(spec, backend, config), progress)
 
 
 def _load_on(
-    backend: str, path: Path, config: "ModelConfig | LoneConfig", options: LoadOptions, progress: Progress
+    backend: str,
+    path: Path,
+    config: "ModelConfig | LoneConfig | EncoderConfig",
+    options: LoadOptions,
+    progress: Progress,
 ) -> Runner:
     """Raises `BackendMissing` when an installed package cannot be imported, as MLX without its library."""
+    from workers.checkpoints.encoders.config import EncoderConfig
     from workers.checkpoints.lone_config import LoneConfig
 
     load: Callable[[], Runner]
@@ -296,6 +310,14 @@ def _load_on(
             from workers.mlx.alone.runner import LoneRunner
 
             load = partial(LoneRunner.load, path, config, options, progress)
+        elif isinstance(config, EncoderConfig) and backend == "mlx":
+            from workers.mlx.encoder.runner import MlxEncoderRunner
+
+            load = partial(MlxEncoderRunner.load, path, config, options, progress)
+        elif isinstance(config, EncoderConfig):
+            from workers.iree.encoder.runner import IreeEncoderRunner
+
+            load = partial(IreeEncoderRunner.load, path, config, options, progress)
         elif backend == "mlx":
             from workers.mlx.runner import MlxRunner
 

@@ -97,6 +97,10 @@ class CheckpointTokenizer:
         it."""
         return self._encoder.encode(text, special=special)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """See `Tokenizer.encode_pair`. The tokenizer's own post-processor adds the tokens, and numbers the segments."""
+        return self._encoder.encode_pair(first, second)
+
     def encode_short(self, text: str) -> list[int]:
         """See `Tokenizer.encode_short`."""
         return self._encoder.encode_short(text)

@@ -50,6 +50,12 @@ class TextEncoder:
         """Return the ids of a text, control tokens in it included. `special` as in `Tokenizer.encode`."""
         return self._ids_of(self._without_second_names(text), special=special)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts, with special tokens, and the segment of each."""
+        pair = tuple(self._clean(self._without_second_names(text)) for text in (first, second))
+        encoded = self._library.encode_batch([pair], add_special_tokens=True)[0]
+        return encoded.ids, encoded.type_ids
+
     def encode_short(self, text: str) -> list[int]:
         """Return the ids of a text. Holds the GIL, so that no other thread changes the library's settings meanwhile."""
         ids: list[int] = self._library.encode(self._without_last(text), add_special_tokens=False).ids
@@ -97,11 +103,13 @@ class TextEncoder:
         return text if self._last is None or LAST not in text else text.replace(LAST, _REPLACEMENT)
 
     def _ids_of(self, text: str, *, special: bool) -> list[int]:
-        # A lone surrogate is valid in JSON and not in UTF-8.
-        clean = self._without_last(text).encode("utf-8", "replace").decode()
         # A batch, because only that releases the GIL; without offsets it takes half as long.
-        ids: list[int] = self._library.encode_batch_fast([clean], add_special_tokens=special)[0].ids
+        ids: list[int] = self._library.encode_batch_fast([self._clean(text)], add_special_tokens=special)[0].ids
         return ids
+
+    def _clean(self, text: str) -> str:
+        # A lone surrogate is valid in JSON and not in UTF-8.
+        return self._without_last(text).encode("utf-8", "replace").decode()
 
 
 def _second_name(token: Any) -> AddedToken:

@@ -1,9 +1,9 @@
 """Bytes of each token, from the decoder that tokenizer.json describes.
 
 The `tokenizers` library decodes whole sequences only; used token by token, it repeats work over a window and guesses at
-incomplete characters. The two kinds of decoder that the served models use define the bytes of each token: byte-level
-BPE (GPT-2, Llama 3, Qwen, Mistral Nemo), and SentencePiece with byte fallback (Llama 2, Mistral). Any other decoder is
-refused with an error that names it.
+incomplete characters. The kinds of decoder that the served models use define the bytes of each token: byte-level BPE
+(GPT-2, Llama 3, Qwen, Mistral Nemo), SentencePiece with byte fallback (Llama 2, Mistral), and WordPiece (BERT), whose
+words have a space before them, those of punctuation included. Any other decoder is refused with an error that names it.
 """
 
 import re
@@ -29,6 +29,8 @@ class _Steps:
     """A character that is removed from the start of a text."""
     drop_first: str = ""
     """A character that is removed from the first token, wherever it occurs."""
+    continues: str = ""
+    """The beginning of a token that continues a word; others begin one, with a space before it."""
 
 
 def _byte_of_character() -> Mapping[str, int]:
@@ -80,6 +82,9 @@ class TokenBytes:
 
     def _sentencepiece(self, text: str, *, first: bool) -> bytes:
         steps = self._steps
+        if steps.continues:
+            inside = text.startswith(steps.continues)
+            return (text.removeprefix(steps.continues) if inside or first else f" {text}").encode("utf-8", "replace")
         if first and steps.drop_first:
             text = text.replace(steps.drop_first, "")
         for old, new in steps.replacements:
@@ -96,8 +101,10 @@ def _read(decoder: Mapping[str, Any] | None) -> _Steps:
     parts: Sequence[Any] = decoder.get("decoders", ()) if decoder.get("type") == "Sequence" else (decoder,)
     for part in parts:
         _read_part(part, steps)
-    if steps.byte_level and (steps.byte_fallback or steps.replacements or steps.strip or steps.drop_first):
-        raise DecoderRefused("a decoder that mixes ByteLevel with other parts is not supported")
+    others = steps.byte_fallback or steps.replacements or steps.strip or steps.drop_first
+    if (steps.byte_level and (others or steps.continues)) or (steps.continues and others):
+        kind = "ByteLevel" if steps.byte_level else "WordPiece"
+        raise DecoderRefused(f"a decoder that mixes {kind} with other parts is not supported")
     return steps
 
 
@@ -105,6 +112,8 @@ def _read_part(part: Mapping[str, Any], steps: _Steps) -> None:
     match part:
         case {"type": "ByteLevel"}:
             steps.byte_level = True
+        case {"type": "WordPiece", "prefix": str(prefix)} if prefix:
+            steps.continues = prefix
         case {"type": "ByteFallback"}:
             steps.byte_fallback = True
         case {"type": "Fuse"}:

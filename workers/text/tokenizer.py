@@ -86,6 +86,10 @@ class Tokenizer(Protocol):
         Control tokens in the text become their ids.
         """
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Return token ids of two texts that a model reads together, with the tokens that it expects around and between
+        them, and the segment of each (`token_type_ids`). Control tokens in the texts become their ids."""
+
     def encode_short(self, text: str) -> list[int]:
         """Return the ids of a short text without special tokens. On any thread, also while another one encodes."""
 

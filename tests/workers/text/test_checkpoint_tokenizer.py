@@ -140,7 +140,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, files: dict[str, Any], names: str
 @pytest.mark.parametrize(
     ("decoder", "names"),
     [
-        pytest.param(json.loads(decoders.WordPiece().__getstate__()), "'WordPiece'", id="wordpiece"),
+        pytest.param(json.loads(decoders.CTC().__getstate__()), "'CTC'", id="ctc"),
         pytest.param({"type": "Strip", "content": " ", "start": 3, "stop": 0}, "'Strip'", id="strip-three"),
         pytest.param(
             {

@@ -102,7 +102,18 @@ class Proportional:
         return np.where(np.arange(rope.dims // 2) < self.pairs, rope.plain() / self.factor, 0.0), 1.0
 
 
-Scaling = Linear | Llama3 | Yarn | LongRope | Proportional
+@dataclass(frozen=True, slots=True)
+class Ntk:
+    """NTK-aware scaling as Alibaba-NLP's GTE has it, whatever the context: the base and all periods grow
+    (https://kexue.fm/archives/9706)."""
+
+    factor: float
+
+    def scale(self, rope: "Rope", context: int) -> tuple[Frequencies, float]:
+        return Rope(rope.theta * self.factor, rope.dims).plain() / self.factor ** (2 / rope.dims), 1.0
+
+
+Scaling = Linear | Llama3 | Yarn | LongRope | Proportional | Ntk
 
 
 @dataclass(frozen=True, slots=True)

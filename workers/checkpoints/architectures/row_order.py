@@ -83,7 +83,20 @@ class LatentOrder:
         return np.concatenate([passed.ravel(), rotated.ravel()])
 
 
-RowsOrder: TypeAlias = RowOrder | PartOrder | LatentOrder
+@dataclass(frozen=True, slots=True)
+class SwappedHalves:
+    """The rows of a tensor of the checkpoint whose second half is read first: of a GLU's matrices that with the
+    gates."""
+
+    half: int
+    """Rows of a half."""
+
+    def rows(self) -> NDArray[np.intp]:
+        """Return the number of the stored row of each row."""
+        return np.roll(np.arange(2 * self.half), self.half)
+
+
+RowsOrder: TypeAlias = RowOrder | PartOrder | LatentOrder | SwappedHalves
 """The order of the rows of a tensor."""
 
 

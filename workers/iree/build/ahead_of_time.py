@@ -5,8 +5,10 @@ from itertools import chain
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import ModelConfig, config_digest, open_weights
+from workers.checkpoints.encoders.config import EncoderConfig
 from workers.host.cpu_plan import CpuPlan
-from workers.iree.build.compile_client import Builder, Building, Built
+from workers.iree.build.compile_client import Builder, Building, Built, EncoderBuilder
+from workers.iree.build.encoder.recipe import EncoderRecipe
 from workers.iree.build.recipe import Recipe
 from workers.iree.build.weight_archive import ArchivePlace, open_archive
 from workers.iree.device.device import Device
@@ -14,7 +16,9 @@ from workers.iree.device.drivers import choose_device
 from workers.load_options import LoadOptions, Progress
 
 
-def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progress: Progress) -> Iterator[Built]:
+def compile_ahead(
+    path: Path, config: ModelConfig | EncoderConfig, options: LoadOptions, progress: Progress
+) -> Iterator[Built]:
     """Pack the weights and compile every graph of the model, those in the cache first.
 
     Nothing is loaded. Raises what `IreeRunner.load` raises.
@@ -24,10 +28,13 @@ def compile_ahead(path: Path, config: ModelConfig, options: LoadOptions, progres
     uri, threads = choose_device(options.device, options.threads, config, planned)
     device = Device(uri, threads, options.cpu, compile_only=True)
     try:
-        recipe = Recipe.of(path, config, device, options)
+        if isinstance(config, EncoderConfig):
+            builder: Builder | EncoderBuilder = EncoderBuilder(EncoderRecipe.of(path, config, device, options))
+        else:
+            builder = Builder(Recipe.of(path, config, device, options))
     finally:
         device.close()
-    builder, digest = Builder(recipe), config_digest(path)
+    digest = config_digest(path)
     with Building(builder, builder.plan.everything(), planned) as building:
         for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
             weights = open_weights(path, options.quantize)

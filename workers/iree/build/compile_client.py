@@ -15,7 +15,10 @@ from actors.process.parent_death import tied
 from baton_serve.start import module_command
 from workers.errors import LoadRefused
 from workers.iree.build.compile_server import CompileRequest, CompileResult, CompileStart
-from workers.iree.build.compiler import BACKGROUND_SECONDS, COMPILE_SECONDS, CompileError
+from workers.iree.build.compiler import BACKGROUND_SECONDS, COMPILE_SECONDS, CompileError, Compiler
+from workers.iree.build.encoder.plan import EncoderPlan
+from workers.iree.build.encoder.recipe import EncoderRecipe
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.build.recipe import Recipe
 
 Group = tuple[str, ...]
@@ -32,14 +35,14 @@ class Built:
     """Seconds of tracing and compiling; None when it was found in the cache."""
 
 
-class Builder:
+class ModuleBuilder:
     """Finds the compiled modules of a recipe, and starts processes for those that are missing."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        """Raises `CheckpointError` and `CacheError`."""
-        self.recipe = recipe
-        self.plan = recipe.plan()
-        self._compiler = recipe.compiler()
+    recipe: Recipe | EncoderRecipe
+    plan: GraphPlan | EncoderPlan
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
 
     def find(self, group: Group) -> Path | None:
         """Return the module if it was compiled before."""
@@ -55,10 +58,34 @@ class Builder:
         return CompileProcess(self, parallel, background)
 
 
+class Builder(ModuleBuilder):
+    """That of a decoder."""
+
+    recipe: Recipe
+    plan: GraphPlan
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises `CheckpointError` and `CacheError`."""
+        super().__init__(recipe.compiler())
+        self.recipe, self.plan = recipe, recipe.plan()
+
+
+class EncoderBuilder(ModuleBuilder):
+    """That of an encoder."""
+
+    recipe: EncoderRecipe
+    plan: EncoderPlan
+
+    def __init__(self, recipe: EncoderRecipe) -> None:
+        """Raises `CheckpointError` and `CacheError`."""
+        super().__init__(recipe.compiler())
+        self.recipe, self.plan = recipe, recipe.plan()
+
+
 class CompileProcess:
     """A process that runs `workers.iree.build.compile_server`. Used by one thread, except `kill`."""
 
-    def __init__(self, builder: Builder, parallel: int, background: bool) -> None:
+    def __init__(self, builder: ModuleBuilder, parallel: int, background: bool) -> None:
         self._builder = builder
         self.silence_s = 2 * (BACKGROUND_SECONDS if background else COMPILE_SECONDS)
         """A process without a result for so long is killed."""
@@ -124,7 +151,7 @@ class Building:
     """Modules that are looked up, and compiled if they are missing, from the moment it is made. A context that ends the
     compile process."""
 
-    def __init__(self, builder: Builder, groups: Sequence[Group], parallel: int) -> None:
+    def __init__(self, builder: ModuleBuilder, groups: Sequence[Group], parallel: int) -> None:
         """Up to `parallel` modules are compiled at once, the first ones first."""
         self.groups = tuple(groups)
         files = [(group, builder.find(group)) for group in groups]
@@ -164,7 +191,7 @@ class Building:
             self._process.close()
 
 
-def build_all(builder: Builder, groups: Sequence[Group], parallel: int) -> Iterator[Built]:
+def build_all(builder: ModuleBuilder, groups: Sequence[Group], parallel: int) -> Iterator[Built]:
     """Yield every module, those in the cache first. Raises what `CompileProcess.results` raises."""
     with Building(builder, groups, parallel) as building:
         yield from building.found

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from workers.errors import LoadRefused
 from workers.iree.build.compiler import CompileError
+from workers.iree.build.encoder.recipe import EncoderRecipe
 from workers.iree.build.recipe import Recipe
 
 
@@ -23,7 +24,7 @@ class CompileStart(Struct, frozen=True):
     """The first line: what to compile, how many modules at once, and whether it is in the background
     (`Compiler.compile`)."""
 
-    recipe: Recipe
+    recipe: Recipe | EncoderRecipe
     parallel: int
     background: bool
 

@@ -33,7 +33,7 @@ PLAIN_CAPACITY_MULTIPLE = 16
 """Rows to which the plain cache's capacity is rounded."""
 
 
-class Recipe(Struct, frozen=True):
+class Recipe(Struct, frozen=True, tag="decoder"):
     """The options of a load that its graphs depend on. It is sent to the compile process as JSON."""
 
     model: str

@@ -2,6 +2,8 @@
 
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.tensors import parameter_count
+from workers.checkpoints.encoders.config import EncoderConfig
+from workers.checkpoints.encoders.tensors import encoder_parameter_count
 
 DEFAULT_DEVICE = "local-task"
 SINGLE_THREAD_DEVICE = "local-sync"
@@ -25,14 +27,15 @@ def driver_of(device: str) -> str:
     return device.partition("://")[0]
 
 
-def choose_device(device: str, threads: int, config: ModelConfig, planned: int) -> tuple[str, int]:
+def choose_device(device: str, threads: int, config: ModelConfig | EncoderConfig, planned: int) -> tuple[str, int]:
     """Return the device's URI and how many threads compute; an empty URI and 0 threads leave the choice to us.
 
     `planned` is the number of threads for which the worker has cores. With one thread the caller computes, and wakes no
     other.
     """
     if not threads:
-        small = not device and parameter_count(config) <= SMALL_MODEL_PARAMETERS
+        count = encoder_parameter_count(config) if isinstance(config, EncoderConfig) else parameter_count(config)
+        small = not device and count <= SMALL_MODEL_PARAMETERS
         threads = 1 if small else planned
     if driver_of(device) == SINGLE_THREAD_DEVICE or (not device and threads == 1):
         return device or SINGLE_THREAD_DEVICE, 1

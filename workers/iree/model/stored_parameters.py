@@ -60,10 +60,18 @@ def stored_parameters(config: ModelConfig, ops: Ops, weights: Weights, kind: Qua
 
     Reads the files' headers only. Raises `CheckpointError`.
     """
-    stored = [_stored(parameter, ops, weights, kind, config.plan) for parameter in parameters(config, ops.dtype)]
+    stored = store_each(parameters(config, ops.dtype), ops, weights, kind, config.plan)
     packed = {each.name for each in stored if each.packing is not None}
     once = config.tie_embeddings and "embedding" in packed  # rows are looked up in what the head multiplies by
     return [each for each in stored if not (once and each.name == "head")]
+
+
+def store_each(
+    wanted: Sequence[Parameter], ops: Ops, weights: Weights, kind: Quantize, plan: Sequence[LayerConfig] = ()
+) -> list[Stored]:
+    """Return parameters as the archive stores them. The `plan` is that of a model whose widths are padded. Raises
+    `CheckpointError`."""
+    return [_stored(parameter, ops, weights, kind, plan) for parameter in wanted]
 
 
 def quantization_of(stored: Sequence[Stored]) -> str:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from protocol.bounds import MAX_COUNT
 from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
+from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.weight_size import ITEM_BYTES, kv_row_bytes, weight_bytes
 from workers.errors import LoadRefused
@@ -39,7 +40,7 @@ class ContextChoice:
     """The bound of the context; empty if it is the model's own."""
 
     @classmethod
-    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> "ContextChoice":
+    def of(cls, spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig) -> "ContextChoice":
         """Choose the context of the checkpoint of `spec`. Raises `CheckpointError` and `LoadRefused` for one that was
         asked for.
 
@@ -77,10 +78,12 @@ class ContextChoice:
         return cls(max(least, _rounded(rows)), most, "memory")
 
 
-def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
+def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig) -> int:
     """Return the bytes of the KV cache of one token."""
     if isinstance(config, LoneConfig):
         return max(1, config.row_bytes)
+    if isinstance(config, EncoderConfig):
+        return 0
     padding = WidthPadding.of(config) if backend == "iree" else None
     config = config if padding is None else padding.config(config)
     if has_rings(spec, backend, config):
@@ -95,16 +98,18 @@ def has_rings(spec: WorkerSpec, backend: str, config: ModelConfig) -> bool:
     return _ring_rows(spec, config) > 0
 
 
-def ring_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
+def ring_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig) -> int:
     """Return the bytes of the rings of all slots."""
-    if isinstance(config, LoneConfig) or not has_rings(spec, backend, config):
+    if not isinstance(config, ModelConfig) or not has_rings(spec, backend, config):
         return 0
     full = row_bytes(replace(spec, window_cache="full"), backend, config)
     rows = _ring_rows(spec, config) + TILE_ROWS
     return spec.max_batch_size * rows * (full - row_bytes(spec, backend, config))
 
 
-def sequence_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig, tokens: int) -> int:
+def sequence_bytes(
+    spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig, tokens: int
+) -> int:
     """Return the bytes of the KV cache of one sequence of so many tokens, in a context of that length."""
     spec = replace(spec, context=tokens)
     rings = ring_bytes(spec, backend, config) // spec.max_batch_size
@@ -123,7 +128,7 @@ def _ring_rows(spec: WorkerSpec, config: ModelConfig) -> int:
     return ring_rows(config, spec.max_batch_size, context)
 
 
-def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
+def both_row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig) -> int:
     """Return the bytes of the KV caches of one token: of the model, and of its draft model if there is one."""
     own = row_bytes(spec, backend, config)
     if not spec.draft_model:
@@ -141,10 +146,12 @@ def allocates_cache(spec: WorkerSpec, backend: str) -> bool:
     return backend == "iree" and driver_of(spec.device or DEFAULT_DEVICE) not in LOCAL_DRIVERS
 
 
-def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig, context: int) -> int:
+def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig, context: int) -> int:
     """Return the bytes of KV cache for a load with this context: those of the setting, or with `kv_most` as many as
     memory allows up to that, but at least one context; 0 without either. Beside a draft model they are never 0, and
-    those of the model itself. For a worker, whose parent is the server."""
+    those of the model itself; of an encoder they are. For a worker, whose parent is the server."""
+    if isinstance(config, EncoderConfig):
+        return 0
     if not spec.draft_model and (spec.kv_bytes or not spec.kv_most):
         return spec.kv_bytes
     spec = replace(spec, chosen_context=context)
@@ -157,14 +164,16 @@ def kv_bytes_of(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig
     return one * (rows if spec.kv_bytes else max(context, rows))
 
 
-def kind_of(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> WeightDtype:
+def kind_of(spec: WorkerSpec, config: ModelConfig | LoneConfig | EncoderConfig) -> WeightDtype:
     """Return the type of the weights and of the KV cache of a checkpoint."""
     return config.dtype if spec.dtype == "auto" else spec.dtype
 
 
-def _free_for_kv(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig, server: int) -> int:
+def _free_for_kv(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig, server: int) -> int:
     """The bytes that remain for the KV cache of a worker of the process `server`."""
     path = Path(spec.model_path)
+    if isinstance(config, EncoderConfig):
+        return 0
     if isinstance(config, LoneConfig):
         weights = config.weight_bytes(path, spec.dtype)
     else:
@@ -180,7 +189,7 @@ def _free_for_kv(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfi
     return max(0, kv_share(free, spec.workers, weights))
 
 
-def _rows(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig) -> int:
+def _rows(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig) -> int:
     """Return the rows that the KV cache can have. For the server itself: its workers get their context."""
     one = both_row_bytes(spec, backend, config)
     free = spec.kv_bytes or _free_for_kv(spec, backend, config, os.getpid())

@@ -21,6 +21,7 @@ from workers.process.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
+    from workers.checkpoints.encoders.config import EncoderConfig
     from workers.checkpoints.lone_config import LoneConfig
 
 COMPUTED_BY = {"iree": ("iree-base-compiler", "jax", "llguidance"), "mlx": ("mlx", "mlx-lm", "llguidance")}
@@ -64,10 +65,12 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
         context = spec.context or SCRIPTED_CONTEXT
         return Described("scripted", "none", context, context, "", "scripted", _scripted_digest(spec))
     from workers.checkpoints.checkpoint import config_digest  # slow imports that a script does not need
+    from workers.checkpoints.encoders.config import EncoderConfig
     from workers.checkpoints.lone_config import LoneConfig
     from workers.process.startup.alone import check_alone
     from workers.process.startup.context_choice import ContextChoice
     from workers.process.startup.draft_plan import check_draft
+    from workers.process.startup.encoder_settings import check_encoder
     from workers.process.startup.sparse_plan import check_sparse
     from workers.process.startup.state_sizes import check_state_cache
 
@@ -76,9 +79,11 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     lone = isinstance(config, LoneConfig)
     if isinstance(config, LoneConfig):
         check_alone(spec, config)
+    elif isinstance(config, EncoderConfig):
+        check_encoder(spec, config)
     elif spec.draft_model:
         check_draft(spec, backend, config)
-    if spec.sparse_prefill:
+    if spec.sparse_prefill and not isinstance(config, EncoderConfig):
         check_sparse(spec, config)
     check_state_cache(spec, backend, config)
     quantize, chosen = config.choose_quantization(spec.quantize), ContextChoice.of(spec, backend, config)
@@ -164,7 +169,7 @@ def _computed_by(backend: str, cpu: CpuTarget, compile_only: bool) -> str:
     return f"{versions} {sys.platform} {chosen.kind}"
 
 
-def _device(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig") -> tuple[str, str]:
+def _device(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig | EncoderConfig") -> tuple[str, str]:
     """Return the device, as far as it is known without the backend's slow import, and what identifies its arithmetic.
 
     The arithmetic of a GPU is known only once it is opened, so each machine's GPU counts as a kind of its own.
@@ -172,10 +177,10 @@ def _device(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig") 
     if backend != "iree":
         device = spec.device or ("gpu" if sys.platform == "darwin" else "default")
         return device, device if device == "cpu" else f"{device} {platform.node()}"
-    from workers.checkpoints.checkpoint import ModelConfig
+    from workers.checkpoints.lone_config import LoneConfig
     from workers.iree.device.drivers import GENERIC_DEVICE, LOCAL_DRIVERS, choose_device, driver_of
 
-    assert isinstance(config, ModelConfig)  # others are for mlx
+    assert not isinstance(config, LoneConfig)  # these are for mlx
     cpus = CpuPlan.of_host(spec.workers, spec.threads, spec.threads_bind).at(spec.place)
     device, _ = choose_device(spec.device, spec.threads, config, cpus.threads)
     if driver_of(device) in LOCAL_DRIVERS:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.checkpoints.encoders.config import EncoderConfig
+from workers.checkpoints.encoders.memory import estimate_encoder
 from workers.checkpoints.lone_config import LoneConfig
 from workers.checkpoints.memory_estimate import estimate_weights
 from workers.process.backends import choose_backend, served_config, slots_of
@@ -66,6 +68,8 @@ class Footprint:
         paths = [path, Path(spec.draft_model)] if spec.draft_model else [path]
         if isinstance(config, LoneConfig):
             weights, states = config.weight_bytes(path, spec.dtype), 0
+        elif isinstance(config, EncoderConfig):
+            weights, states = estimate_encoder(config, spec.dtype, spec.quantize), 0
         else:
             weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
             weights += vision_bytes(spec, kind_of(spec, config))

@@ -22,8 +22,8 @@ from workers.iree.kernels.ir.value import Value
 def attention(name: str, kind: Attention, *, live: bool = False) -> str:
     """softmax(q k^T) v: packed words [batch * tokens, query_heads * head_dim / per_word] of scaled queries, slots int32
     [batch], rows int32 [batch, tokens], the layer and their number int32 [2], cache (, ranges int32 [2, batch, tokens])
-    (, sinks f32 [query_heads]) (, live i32 [1]) -> packed words [batch * tokens, row_stride] of width query_heads *
-    value_dim, of which the first `live` rows are computed.
+    (, the rows' own positions int32 [batch, tokens]) (, sinks f32 [query_heads]) (, live i32 [1]) -> packed words
+    [batch * tokens, row_stride] of width query_heads * value_dim, of which the first `live` rows are computed.
 
     A row sees the cache's rows up to its own, or those of its range. Weights are summed as they were rounded for the
     weighted sum.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.iree.kernels.attention.kv_block import KvBlock, QueryRow
 from workers.iree.kernels.attention.online_softmax import SoftmaxState, with_sink
@@ -28,6 +28,8 @@ class AttentionInputs:
     """The logits of the sinks, f32 [query_heads], if there are any."""
     ranges: Memory | None = None
     """The first and the last position that each token sees, i32 [2, batch, tokens], where `Attention.ranges` is set."""
+    own: Memory | None = None
+    """The positions of the rows themselves, where `Attention.around` needs them: i32 [batch, tokens]."""
 
     @classmethod
     def of(cls, kind: Attention, kernel: Kernel) -> "AttentionInputs":
@@ -40,6 +42,7 @@ class AttentionInputs:
             kernel.input("layer", (2,), "i32"),
             kernel.input("cache", shape.cache, kind.elements.element, (math.prod(shape.cache),)),
             ranges=kernel.input("ranges", (2, shape.batch, shape.tokens), "i32") if kind.ranges else None,
+            own=kernel.input("own", (shape.batch, shape.tokens), "i32") if kind.around else None,
         )
 
 
@@ -58,7 +61,14 @@ class AttentionItem:
     def reach(self, sequence: Value) -> tuple[Value, Value]:
         if self._inputs.ranges is not None:
             return _reach_of_ranges(self._kind, self._code, self._inputs.ranges, sequence)
-        return reach(self._kind, self._code, self._inputs.rows, sequence)
+        if self._inputs.own is None:
+            return reach(self._kind, self._code, self._inputs.rows, sequence)
+        own = replace(self._kind, window=0)
+        low = _last_seen(own, self._inputs.own, sequence, 0)
+        _, high = reach(own, self._code, self._inputs.own, sequence)
+        _, end = reach(own, self._code, self._inputs.rows, sequence)
+        window = self._kind.window
+        return low.maximum(window) - window, (high + window).minimum(end)
 
     def each_block(self, body: Callable[[Value], None]) -> None:
         """Call `body` for the query blocks of an item."""
@@ -141,10 +151,14 @@ class AttentionItem:
             token = number // shape.group
             query = head * shape.group + number % shape.group
             first = None
-            if (ranges := self._inputs.ranges) is None:
-                last = _last_seen(kind, self._inputs.rows, sequence, token)
-            else:
+            if (ranges := self._inputs.ranges) is not None:
                 first, last = (ranges.load_index([end, sequence, token]) for end in range(2))
+            else:
+                last = _last_seen(kind, self._inputs.rows, sequence, token)
+            if self._inputs.own is not None:
+                own = _last_seen(kind, self._inputs.own, sequence, token)
+                first = own.maximum(kind.window) - kind.window
+                last = (own + kind.window).minimum(last)
             if turns is not None:
                 first, last = None if first is None else first - turns, last - turns
             rows.append(QueryRow(sequence * shape.tokens + token, query * words, last, first))

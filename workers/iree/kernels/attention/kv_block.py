@@ -29,7 +29,7 @@ class QueryRow:
     last: Value
     """The last position that the token sees."""
     first: Value | None = None
-    """The first one, where `Attention.ranges` is set."""
+    """The first one, if it does not follow from the last one."""
 
 
 class KvBlock:

@@ -152,6 +152,9 @@ class Attention:
     """The softmax of a query head has a learned logit more, without a value."""
     ranges: bool = False
     """Each token sees the positions that an operand says, instead of those up to its own row."""
+    around: bool = False
+    """The window is as many positions before a row as after it, up to the last of its sequence; `rows` has the last
+    positions then, and a further operand those of the rows themselves."""
 
     @property
     def split(self) -> bool:

@@ -32,6 +32,8 @@ class Norm:
     """The norm of the sum is a LayerNorm."""
     bias: bool = False
     """It has a bias."""
+    replaces: bool = False
+    """The norm of the sum takes the place of the sum in the residual stream (a norm behind the residual sum)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class NormOperands:
     centred: bool = False
     bias: Memory | None = None
     """The bias of a LayerNorm, f32 [width]."""
+    replaces: bool = False
+    """See `Norm`."""
 
     def row(self, code: Code, row: Index, eps: float, arithmetic: Arithmetic) -> None:
         """Write one row of `total` and `out`."""
@@ -71,6 +75,8 @@ class NormOperands:
                 value = value if mean is None else value - mean
                 value = value * scale * self.before.load_vector([column])
                 value = value if self.bias is None else value + self.bias.load_vector([column])
+            if self.replaces and self.total is not None:
+                self.total.store(value, [row, column])
             self.out.store(arithmetic.pack(value), [row, column // arithmetic.per_word])
 
         code.repeat(0, width, some, LANES)
@@ -116,7 +122,8 @@ def norm(
     rows are computed.
 
     A norm is x / sqrt(mean(x^2) + eps) * weight; that of the sum may be a LayerNorm, of x - mean(x), plus bias. Delta,
-    or its norm, is multiplied by `kind.multiplier`. Width is a multiple of 16.
+    or its norm, is multiplied by `kind.multiplier`. If the norm replaces the sum, it is the first result,
+    too. Width is a multiple of 16.
     """
     groups = RowWorkgroups(rows, min(rows, MANY_EACH))
     kernel = Kernel(name, groups.count)
@@ -130,12 +137,13 @@ def norm(
     number = kernel.input("live", (1,), "i32") if live else None
     normed = NormOperands(
         *inputs,
-        kernel.output("sum", (rows, width), "f32") if kind.delta else None,
+        kernel.output("sum", (rows, width), "f32") if kind.delta or kind.replaces else None,
         kernel.output("out", (rows, row_stride(width, arithmetic)), "i32"),
         kind.multiplier,
         kind.values,
         kind.centred,
         bias,
+        kind.replaces,
     )
     groups.write(kernel, number, lambda row: normed.row(kernel.code, row, eps, arithmetic))
     return kernel.function()

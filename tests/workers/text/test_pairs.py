@@ -1,0 +1,73 @@
+"""Pairs of texts, with the special tokens and segments of WordPiece and unigram tokenizers of encoders."""
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
+from workers.text.checkpoint_tokenizer import CheckpointTokenizer
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "what", "is", "em", "##bed", "##ding", "it", "'", "s", "!")
+PIECES = ("<s>", "<pad>", "</s>", "<unk>", "\u2581what", "\u2581is", "\u2581it", "em", "bed", "\u2581", "!")
+
+
+def wordpiece(path: Path) -> Tokenizer:
+    library = Tokenizer(models.WordPiece({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer()
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    library.add_special_tokens(list(WORDS[:4]))
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    library.save(str(path / "tokenizer.json"))
+    return library
+
+
+def unigram(path: Path) -> Tokenizer:
+    library = Tokenizer(models.Unigram([(piece, -1.0) for piece in PIECES], unk_id=3))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    library.add_special_tokens(list(PIECES[:4]))
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    library.save(str(path / "tokenizer.json"))
+    return library
+
+
+def test_wordpiece(tmp_path: Path) -> None:
+    library, tokenizer = wordpiece(tmp_path), CheckpointTokenizer.from_dir(tmp_path)
+    expected = library.encode("What is", "embedding!")
+    assert tokenizer.encode_pair("What is", "embedding!") == (expected.ids, expected.type_ids)
+    assert expected.ids == [2, 4, 5, 3, 6, 7, 8, 12, 3]
+    assert expected.type_ids == [0, 0, 0, 0, 1, 1, 1, 1, 1]
+    assert tokenizer.encode("What is", special=True) == library.encode("What is").ids == [2, 4, 5, 3]
+    assert tokenizer.decode(expected.ids) == "what is embedding !"
+    assert tokenizer.piece(7) == b"bed"
+    assert tokenizer.piece(4, first=True) == b"what"
+    assert tokenizer.piece(4) == b" what"
+    assert tokenizer.encode_pair("\ud800", "is") == tokenizer.encode_pair("?", "is"), "no lone surrogate"
+
+
+def test_unigram(tmp_path: Path) -> None:
+    library, tokenizer = unigram(tmp_path), CheckpointTokenizer.from_dir(tmp_path)
+    expected = library.encode("what is", "it!")
+    assert tokenizer.encode_pair("what is", "it!") == (expected.ids, expected.type_ids)
+    assert expected.ids == [0, 4, 5, 2, 2, 6, 10, 2]
+    assert set(expected.type_ids) == {0}
+    assert tokenizer.decode(expected.ids) == "what is it!"
+
+
+def test_texts_are_not_truncated_or_padded(tmp_path: Path) -> None:
+    wordpiece(tmp_path)
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    description["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    ids, types = CheckpointTokenizer.from_dir(tmp_path).encode_pair("it " * 20, "is " * 20)
+    assert len(ids) == len(types) == 43
+
+
+def test_bytes() -> None:
+    assert ByteTokenizer().encode_pair("a", "bc") == ([97, EOS_ID, 98, 99, EOS_ID], [0, 0, 1, 1, 1])

@@ -1,0 +1,1 @@
+"""Runners of encoders: what is the same on all backends."""

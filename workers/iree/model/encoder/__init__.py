@@ -1,0 +1,1 @@
+"""An encoder in JAX, and its operations."""
