@@ -57,6 +57,10 @@ class LoadOptions:
     """Bytes of memory that the prefix tier may still take: a KV cache whose size is left open leaves them free."""
     adapter: Path | None = None
     """The directory of a LoRA adapter."""
+    lora_modules: tuple[tuple[str, Path], ...] = ()
+    """The names and directories of LoRA adapters that requests choose."""
+    max_lora_rank: int = 64
+    """The highest rank that one of them may have."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
     attention: bool = False

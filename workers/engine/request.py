@@ -115,6 +115,9 @@ class EngineRequest:
     """Computes only a part of the prompt; None computes all of it."""
     example: tuple[int, ...] = ()
     """Tokens of an answer that `grammar` allows, by which the first answer is drafted."""
+    adapter: int = 0
+    """The number of the adapter in `RunnerCapabilities.adapters`, from 1 on; 0 is none. Rows with one adapter are not
+    those with another: the tenant tells them apart."""
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:

@@ -78,6 +78,8 @@ class RunnerCapabilities:
     (`Chunk.ends`)."""
     window_bytes: int = 0
     """Bytes that such layers take for each slot; `row_bytes` is of the others."""
+    adapters: tuple[str, ...] = ()
+    """The names of the adapters that chunks and rows may have, by their numbers from 1 on."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -100,6 +102,8 @@ class Chunk(Struct, frozen=True, gc=False):
     ends: tuple[int, ...] | None = None
     """For each token the cache row before which it attends to rows, where it attends to later tokens of the chunk too:
     to those of its image. None if each attends up to itself."""
+    adapter: int = 0
+    """The number of the adapter that is applied to the rows; 0 is none."""
 
     def position_at(self, index: int) -> int:
         """Return the RoPE position of a token."""
@@ -111,7 +115,8 @@ class Chunk(Struct, frozen=True, gc=False):
         tokens = self.tokens[at : at + length]
         axes = None if self.axes is None else self.axes[:, at : at + length]
         ends = None if self.ends is None else self.ends[at : at + length]
-        return Chunk(self.slot, tokens, self.start + at, self.position_at(at), self.embeddings, positions, axes, ends)
+        start, position = self.start + at, self.position_at(at)
+        return Chunk(self.slot, tokens, start, position, self.embeddings, positions, axes, ends, self.adapter)
 
 
 class DecodeRow(Struct, frozen=True, gc=False):
@@ -127,6 +132,8 @@ class DecodeRow(Struct, frozen=True, gc=False):
     start: int
     position: int
     sample: SampleSpec
+    adapter: int = 0
+    """As in `Chunk`; that of all rows of a slot."""
 
 
 class NotFiniteError(Exception):
@@ -155,6 +162,8 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"start: a slot has {capabilities.context} rows")
         if chunk.position < 0:
             raise ValueError(f"position: {chunk.position} is negative")
+        if not 0 <= chunk.adapter <= len(capabilities.adapters):
+            raise ValueError(f"adapter: {chunk.adapter}, of {len(capabilities.adapters)}")
         if chunk.positions is not None and not _are_positions_of(chunk, chunk.positions):
             raise ValueError(f"positions: give {len(chunk.tokens)} in rising order from {chunk.position} on")
 
@@ -177,12 +186,14 @@ def _has_rows_for(capabilities: RunnerCapabilities, chunk: Chunk) -> bool:
 def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[DecodeRow]) -> None:
     """Check decode rows like `check_chunks`, but faster. `written` has the number of filled rows of each slot."""
     slots, vocab, context = capabilities.slots, capabilities.vocab_size, capabilities.context
+    adapters = len(capabilities.adapters)
     if len({row.slot for row in rows}) == len(rows) and all(
         0 <= row.slot < slots
         and 0 <= row.token < vocab
         and 0 <= row.start <= written[row.slot]
         and row.start < context
         and row.position >= 0
+        and 0 <= row.adapter <= adapters
         for row in rows
     ):
         return
@@ -204,9 +215,10 @@ def chunks_of(rows: Sequence[DecodeRow]) -> list[Chunk]:
             last.start + offset,
             last.position + offset,
         ):
-            chunks[-1] = Chunk(last.slot, (*last.tokens, row.token), last.start, last.position)
+            tokens = (*last.tokens, row.token)
+            chunks[-1] = Chunk(last.slot, tokens, last.start, last.position, adapter=last.adapter)
         else:
-            chunks.append(Chunk(row.slot, (row.token,), row.start, row.position))
+            chunks.append(Chunk(row.slot, (row.token,), row.start, row.position, adapter=row.adapter))
     return chunks
 
 

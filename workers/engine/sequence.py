@@ -106,10 +106,10 @@ class EngineSequence:
         """Return rows of its prefill as a chunk."""
         if self.kept is None:
             tokens = tuple(self.tokens[start : start + length])
-            return Chunk(self.slot, tokens, start, start, self.request.embeddings)
+            return Chunk(self.slot, tokens, start, start, self.request.embeddings, adapter=self.request.adapter)
         positions = tuple(self.kept.of_rows(start, start + length))
         tokens = tuple(self.tokens[at] for at in positions)
-        return Chunk(self.slot, tokens, start, positions[0], positions=positions)
+        return Chunk(self.slot, tokens, start, positions[0], positions=positions, adapter=self.request.adapter)
 
     def waited_s(self, now: float) -> float:
         """Return the seconds that it has waited for its next token so far, in the queue and in prefill."""
@@ -182,7 +182,8 @@ def sample_spec(sequence: EngineSequence) -> SampleSpec:
 def decode_row(sequence: EngineSequence) -> DecodeRow:
     """Return the decode row of a sequence: writes its last token to the next cache row and samples the next token."""
     at = sequence.cached.rows
-    return DecodeRow(sequence.slot, sequence.last_token, at, at + sequence.left_out, sample_spec(sequence))
+    position, adapter = at + sequence.left_out, sequence.request.adapter
+    return DecodeRow(sequence.slot, sequence.last_token, at, position, sample_spec(sequence), adapter)
 
 
 def finish_without_slot(sequence: EngineSequence) -> FinishReason | None:

@@ -24,6 +24,8 @@ class SlotRun(NamedTuple):
     embeddings: PromptEmbeddings | None = None
     positions: tuple[int, ...] | None = None
     """As in `Chunk`, like the embeddings."""
+    adapter: int = 0
+    """As in `Chunk`."""
 
 
 def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
@@ -32,7 +34,8 @@ def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
     for at in range(0, len(chunk.tokens), most):
         part = chunk.part(at, most)
         index = output_index if at + len(part.tokens) == len(chunk.tokens) else -1
-        runs.append(SlotRun(part.slot, part.tokens, part.start, part.position, index, part.embeddings, part.positions))
+        place = (part.slot, part.tokens, part.start, part.position, index)
+        runs.append(SlotRun(*place, part.embeddings, part.positions, part.adapter))
     return runs
 
 
