@@ -42,6 +42,7 @@ from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.given_rows import GivenRows
 from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache, RowShape
+from workers.mlx.lora.row_adapters import StepAdapters, add_row_adapters
 from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
 from workers.mlx.probe import verifies_drafts
@@ -89,8 +90,10 @@ class MlxRunner:
         kv_dtype: KvDtype = "auto",
         *,
         attention: bool = False,
+        adapters: StepAdapters | None = None,
     ) -> None:
         self.capabilities = capabilities
+        self._adapters = adapters
         self._model = model
         self._config = config
         self._owner = OwnedDevice(device)
@@ -143,9 +146,17 @@ class MlxRunner:
         needed = Needed.of(weights, row_bytes, options.slots, context, options.kv_bytes, later, options.workers, states)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
+        step, modules = StepAdapters() if options.lora_modules else None, options.lora_modules
+
+        def added(model: Any) -> None:
+            if step is not None:
+                add_row_adapters(model, config, modules, options.max_lora_rank, step)
+
         with mx.stream(chosen):
             compiled = chosen.type != mx.cpu
-            model = load_architecture(path, config, context, quantize, compiled=compiled, adapter=options.adapter)
+            model = load_architecture(
+                path, config, context, quantize, compiled=compiled, adapter=options.adapter, added=added
+            )
             if config.state_layers and name == "cpu":
                 # Else its modules would run a C++ compiler and load the result from a folder that others can write to.
                 mx.disable_compile()
@@ -174,10 +185,11 @@ class MlxRunner:
             rows_format=rows_format(
                 path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
             ),
+            adapters=tuple(each for each, _ in modules),
             embedding_width=config.hidden_size if config.choose_embeddings(options.embeddings) else 0,
             state_bytes=state_bytes,
         )
-        return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention)
+        return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention, adapters=step)
 
     @property
     def graphs_failed(self) -> int:
@@ -447,6 +459,8 @@ class MlxRunner:
             for number, layer in enumerate(self._config.plan)
             if layer.kind != "none"
         ]
+        if self._adapters is not None:
+            self._adapters.set(chunks)
         hidden: mx.array = self._model.model(tokens, cache=caches)
         return hidden[:, 0]
 
