@@ -17,6 +17,7 @@ from cli.config.panels.backend_name import BackendName
 from cli.config.panels.field import ENGINE, GATEWAY, MODEL, PANELS, SERVER, setting
 from cli.config.panels.joining import JoiningSettings, PlacementSettings
 from cli.config.panels.limits import LimitSettings
+from cli.config.panels.lora import LoraSettings
 from gateway.settings import MetricsNames
 from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS, MIN_KEEP
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
@@ -26,7 +27,7 @@ from workers.precision import CpuTarget, KvDtype, Quantize, WindowCache
 ENV_PREFIX = "BATON_"
 
 
-class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
+class Settings(PlacementSettings, JoiningSettings, LimitSettings, LoraSettings, BaseSettings):
     """The settings. `max_batch_size` is set by `--max-batch-size`, `BATON_MAX_BATCH_SIZE` or `max_batch_size = 8`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
@@ -399,7 +400,14 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         return self
 
     @field_validator(
-        "allowed_hosts", "cors_origins", "trusted_gateways", "key_weights", "join", "server_key", mode="before"
+        "allowed_hosts",
+        "cors_origins",
+        "trusted_gateways",
+        "key_weights",
+        "join",
+        "server_key",
+        "lora_modules",
+        mode="before",
     )
     @classmethod
     def _split(cls, value: Any) -> Any:

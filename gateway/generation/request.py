@@ -58,3 +58,5 @@ class GenerationRequest:
     """Times that workers get what the body has. It counts as often."""
     priority: int = 0
     """Its place among the requests of its client, the lowest first, if the server has that policy."""
+    adapter: str = ""
+    """The adapter that `model` named, once `model` is the own name of the model that has it."""

@@ -186,6 +186,10 @@ class Model(Struct, forbid_unknown_fields=True):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    """The model itself, or of an adapter the model that it is applied to."""
+    parent: str | None
+    """Of an adapter that requests name, the model that it is applied to; otherwise null."""
     max_model_len: int | None
     model_context: int | None
     """The context of the checkpoint."""

@@ -44,10 +44,10 @@ from workers.iree.device.buffers import Input
 from workers.iree.device.device import Device, Results
 from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
 from workers.iree.graph_registry import GraphRegistry
+from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
 from workers.iree.lora.adapter_parameters import add_adapters
 from workers.iree.lora.lora_plan import ADAPTED
 from workers.iree.lora.row_adapters import RowAdapters, kind_for
-from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps

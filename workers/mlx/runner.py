@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
+from workers.checkpoints.lora.adapters_digest import adapters_digest
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 from workers.checkpoints.weight_size import kv_row_bytes, layer_row_bytes, weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
@@ -183,7 +184,15 @@ class MlxRunner:
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(open_weights(path, quantize), config, quantize),
             rows_format=rows_format(
-                path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
+                path,
+                kind,
+                quantize,
+                options.kv_dtype,
+                context,
+                name,
+                adapter=options.adapter,
+                adapters=adapters_digest(modules),
+                mtp=config.mtp,
             ),
             adapters=tuple(each for each, _ in modules),
             embedding_width=config.hidden_size if config.choose_embeddings(options.embeddings) else 0,

@@ -260,6 +260,8 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
         leaving_bytes=leaving_bytes(spec.predecessor, os.getppid()),  # the parent of a worker is the server
         reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
         adapter=Path(spec.adapter) if spec.adapter else None,
+        lora_modules=tuple((name, Path(path)) for name, path in spec.lora_modules.items()),
+        max_lora_rank=spec.max_lora_rank,
         embeddings=spec.embeddings,
         attention=spec.attention,
         workers=spec.workers,
@@ -352,6 +354,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         rollback_rows=rows if spec.scripted.recurrent else 0,
         embedding_width=SCRIPTED_WIDTH if spec.embeddings else 0,
         sparse=spec.sparse_prefill or spec.attention,
+        adapters=tuple(spec.lora_modules),
     )
 
 

@@ -65,6 +65,7 @@ class OpenRequests:
             formats=loaded.formats,
             vocab_size=loaded.engine.capabilities.vocab_size,
             sparse=loaded.sparse,
+            adapters=loaded.engine.capabilities.adapters,
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted, self._answered)
         self._timer: asyncio.TimerHandle | None = None

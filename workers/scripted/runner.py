@@ -58,10 +58,10 @@ class ScriptedRunner:
     `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
     `exact_rows`, `block_rows`, `decode_rows` and `draft_rows` are reported as capabilities. `state_bytes` (0, or
     `STATE_BYTES` and more) is the size of a recurrent state, of which `rollback_rows` can be taken back; with
-    `row_bytes` 0 tokens follow from it alone. With `sparse`, positions may be beyond rows, and attention can be read:
-    a row attends as the hash of a row says. A sample with a NaN bias returns no
-    token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
-    because the engine contains exceptions.
+    `row_bytes` 0 tokens follow from it alone. With `sparse`, positions may be beyond rows, and attention can be read: a
+    row attends as the hash of a row says. With `adapters`, the hash of a row depends on its adapter. A sample with a
+    NaN bias returns no token, and its slot must be reset, as on a real device. `violations` keeps the texts of all
+    `ContractError`s, because the engine contains exceptions.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class ScriptedRunner:
         state_bytes: int = 0,
         rollback_rows: int = 0,
         sparse: bool = False,
+        adapters: Sequence[str] = (),
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -103,6 +104,7 @@ class ScriptedRunner:
             embedding_width=embedding_width,
             state_bytes=state_bytes,
             rollback_rows=rollback_rows,
+            adapters=tuple(adapters),
         )
         self._sparse = sparse
         self._alphabet = tuple(alphabet)
@@ -173,7 +175,7 @@ class ScriptedRunner:
         for chunk, spec in zip(chunks, specs, strict=True):
             self._take_back(chunk)
             for index, token in enumerate(chunk.tokens):
-                self._write(chunk.slot, token, chunk.position_at(index))
+                self._write(chunk.slot, token, chunk.position_at(index), chunk.adapter)
             self._settle_state(chunk.slot)
             tokens.append(None if spec is None else self._sample_last(chunk.slot, *with_masks([spec])))
         self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
@@ -201,7 +203,7 @@ class ScriptedRunner:
             self._kept[chunk.slot] = chunk.start + 1
         written: list[int] = []
         for row in rows:
-            self._write(row.slot, row.token, row.position)
+            self._write(row.slot, row.token, row.position, row.adapter)
             written.append(self._value(row.slot))
         for chunk in chunks:
             self._has_state.decoded(chunk.slot, len(chunk.tokens))
@@ -249,7 +251,7 @@ class ScriptedRunner:
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
         self._take_back(chunk)
         for index, token in enumerate(chunk.tokens):
-            self._write(chunk.slot, token, chunk.position + index)
+            self._write(chunk.slot, token, chunk.position + index, chunk.adapter)
             greedy = SampleSpec(Sampling(), chunk.position + index + 1)
             values[index, self._sample(self._value(chunk.slot), greedy)] = 4.0
         self._settle_state(chunk.slot)
@@ -385,7 +387,8 @@ class ScriptedRunner:
     def _written(self, slot: int) -> int:
         return len(self._history[slot]) - 1
 
-    def _write(self, slot: int, token: int, position: int) -> None:
+    def _write(self, slot: int, token: int, position: int, adapter: int = 0) -> None:
+        token += adapter << 32
         before = self._history[slot][-1]
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
         if self._capabilities.state_bytes:

@@ -13,8 +13,6 @@ from workers.checkpoints.lora.adapter_weights import AdapterWeights, PairHeader
 
 ADAPTED = ("qkv", "o", "gate_up", "up", "down")
 """The matrices of a layer that adapters may change: those of attention and of an MLP without experts."""
-MAX_LORAS = 64
-"""Most adapters of a model."""
 RANK_MULTIPLE = 32
 """The columns of a stack are a multiple of this: whole vectors of every number type."""
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from workers.checkpoints.json_files import CheckpointError
-from workers.checkpoints.lora.adapter_config import AdapterConfig, read_adapter_config
+from workers.checkpoints.lora.adapter_config import read_adapter_config
 from workers.checkpoints.weight_files import WeightFiles
 from workers.checkpoints.weights import FLOATS
 

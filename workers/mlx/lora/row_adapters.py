@@ -83,9 +83,7 @@ def _by_module(stacks: Sequence[AdapterStack]) -> dict[str, list[StackPart]]:
     return found
 
 
-def _matrices(
-    parts: Sequence[StackPart], adapters: Sequence[AdapterWeights]
-) -> tuple[mx.array, mx.array, mx.array]:
+def _matrices(parts: Sequence[StackPart], adapters: Sequence[AdapterWeights]) -> tuple[mx.array, mx.array, mx.array]:
     """Return A, B and the owners of the columns, of the pairs of one module."""
     pairs = [adapters[part.adapter - 1].pair(part.module) for part in parts]
     a, b = np.concatenate([pair.a for pair in pairs]).T, np.concatenate([pair.b for pair in pairs], axis=1).T
