@@ -25,6 +25,8 @@ from workers.plugins import OWN_BACKENDS
 from workers.precision import CpuTarget, KvDtype, Quantize, WindowCache
 
 ENV_PREFIX = "BATON_"
+VLLM_FLAGS = ("lora_modules",)
+"""Lists whose flag has the name that vLLM gives it."""
 
 
 class Settings(PlacementSettings, JoiningSettings, LimitSettings, LoraSettings, BaseSettings):
@@ -454,8 +456,9 @@ def of_panels(*panels: str) -> tuple[str, ...]:
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting. Each use of the flag of a list adds one entry, so its name is in the singular."""
+    """Return the flag of a setting. Each use of the flag of a list adds one entry, so its name is in the singular,
+    unless vLLM has it in the plural."""
     field = Settings.model_fields.get(name)
-    if field is not None and isinstance(field.default, tuple):
+    if field is not None and isinstance(field.default, tuple) and name not in VLLM_FLAGS:
         name = name.removesuffix("s")
     return "--" + name.replace("_", "-")
