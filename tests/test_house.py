@@ -137,7 +137,8 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "kernels": set(),
         "device": set(),
         "model": {"kernels"},
-        "build": {"kernels", "device", "model"},
+        "lora": {"device", "model"},
+        "build": {"kernels", "device", "model", "lora"},
         "kv": {"model"},
         "kv_ring": {"kv"},
         "kv_groups": {"kv", "kv_ring"},
@@ -153,6 +154,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "runner": {
             "device",
             "model",
+            "lora",
             "build",
             "kv_memory",
             "batch_inputs",

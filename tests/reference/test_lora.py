@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.checkpoints import make_checkpoint
-from tests.lora_adapters import ALL, make_lora
 from tests.reference.conftest import Reference
+from tests.workers.checkpoints.lora.lora_files import ALL, make_lora
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import Chunk
 from workers.load_options import LoadOptions

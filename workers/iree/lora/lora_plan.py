@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from workers.checkpoints.lora.adapted_matrices import AdapterStack
-from workers.iree.build.lower import struct
 from workers.iree.lora.adapted_ops import AdaptedMatrix, AdapterMatrices
 from workers.iree.model.ops import Shape
 from workers.iree.model.packed_matrix import Weight
@@ -40,7 +39,8 @@ class LoraTarget:
     def parameters(self, dtype: str) -> Mapping[str, jax.ShapeDtypeStruct]:
         """Return the types of its parameters by their names in graphs."""
         a, b, owners = parameter_names(self.name)
-        return {a: struct(self.a, dtype), b: struct(self.b, dtype), owners: struct((self.columns,), "int32")}
+        kinds = {a: (self.a, dtype), b: (self.b, dtype), owners: ((self.columns,), "int32")}
+        return {name: jax.ShapeDtypeStruct(shape, kind) for name, (shape, kind) in kinds.items()}
 
 
 @dataclass(frozen=True, slots=True)

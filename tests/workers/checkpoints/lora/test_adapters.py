@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from tests.checkpoints import make_checkpoint
-from tests.lora_adapters import ATTENTION, make_lora
+from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.checkpoints.lora.adapted_matrices import adapter_stacks, read_adapters
 from workers.checkpoints.lora.adapter_weights import AdapterWeights

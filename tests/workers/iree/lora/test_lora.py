@@ -7,8 +7,8 @@ import pytest
 
 from protocol.request import Sampling
 from tests.gate import run_gate
-from tests.lora_adapters import ATTENTION, make_lora, merged
 from tests.sampled import sampled
+from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora, merged
 from tests.workers.iree.conftest import Load
 from workers.engine.runner import Chunk, DecodeRow
 from workers.errors import LoadRefused

@@ -7,7 +7,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
-from tests.lora_adapters import ATTENTION, make_lora, merged
+from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora, merged
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.engine.runner import Chunk
