@@ -187,9 +187,9 @@ class Model(Struct, forbid_unknown_fields=True):
     created: int
     owned_by: str
     root: str
-    """The model itself, or of an adapter the model that it is applied to."""
+    """The model itself, or the one that an adapter is applied to."""
     parent: str | None
-    """Of an adapter that requests name, the model that it is applied to; otherwise null."""
+    """The model that an adapter is applied to; null for a model."""
     max_model_len: int | None
     model_context: int | None
     """The context of the checkpoint."""

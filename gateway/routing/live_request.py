@@ -44,7 +44,7 @@ class LiveRequest(ABC):
 
     @property
     def named(self) -> str:
-        """What the answer calls its model: the adapter, if it has one."""
+        """The name of its model in the answer: that of the adapter, if it has one."""
         return self.adapter or self.model
 
     @abstractmethod

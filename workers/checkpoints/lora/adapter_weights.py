@@ -33,7 +33,7 @@ class LoraPair:
 
 @dataclass(frozen=True, slots=True)
 class PairHeader:
-    """What the header of the file says of one module's pair."""
+    """The pair of one module as the header of the file describes it."""
 
     rank: int
     inputs: int

@@ -1,4 +1,4 @@
-"""What identifies the adapters of a worker: equal digests mean equal names and equal files."""
+"""The digest of the adapters of a worker: equal digests mean equal names and equal files."""
 
 import hashlib
 import json

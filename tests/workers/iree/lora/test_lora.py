@@ -18,7 +18,7 @@ from workers.sampling.sample_spec import SampleSpec
 
 TOKENS = tuple(map(int, np.random.default_rng(5).integers(3, 500, 20)))
 TOLERANCE = 1e-4
-"""Of logits in float32, beside those of the merged weights: sums have other orders."""
+"""The bound of logits in float32 beside those of merged weights, whose sums have another order."""
 Modules = tuple[tuple[str, Path], ...]
 
 
