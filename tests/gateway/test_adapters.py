@@ -25,7 +25,9 @@ async def asked(real: Real, model: str) -> tuple[list[int], int]:
     return answer["choices"][0]["token_ids"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["settings", "workers"])
+@pytest.mark.parametrize(
+    "known", [True, pytest.param(False, marks=pytest.mark.exhaustive)], ids=["settings", "workers"]
+)
 async def test_requests_name_adapters_in_every_dialect_and_share_no_rows(known: bool) -> None:
     terms = [ModelTerms(name="tiny", adapters=ADAPTERS)] if known else []
     async with real_gateway(launch("w0", lora_modules=ADAPTERS), models=terms, ready=["w0"]) as real:
