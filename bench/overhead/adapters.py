@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace, scratch: Path) -> list[str]:
     spec = setup.spec()
     modules = {f"a{n}": str(make_lora(scratch / f"a{n}", path, rank=args.rank, seed=n)) for n in range(args.adapters)}
     adapted_spec = replace(spec, lora_modules=modules, max_lora_rank=args.rank)
-    plain, adapted = (load_runner(each, lambda phase, done, total: None) for each in (spec, adapted_spec))
+    adapted, plain = (load_runner(each, lambda phase, done, total: None) for each in (adapted_spec, spec))
     every = tuple(range(1, args.adapters + 1))
     half = tuple(itertools.chain.from_iterable((number, 0) for number in every))
     subjects = [Subject("without", plain, (0,)), Subject("unused", adapted, (0,)), Subject("used", adapted, every)]

@@ -40,7 +40,10 @@ def change(adapter: Path, **tensors: NDArray[Any] | None) -> None:
 
 
 def test_the_scale_and_the_ranks_of_patterns_are_those_of_peft(tmp_path: Path, model: Path) -> None:
-    patterns = {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"layers.1.self_attn.q_proj": 3, "v_proj": 24}}
+    patterns: dict[str, Any] = {
+        "rank_pattern": {"q_proj": 4},
+        "alpha_pattern": {"layers.1.self_attn.q_proj": 3, "v_proj": 24},
+    }
     adapter = make_lora(tmp_path / "a", model, targets=["q_proj"], r=8, lora_alpha=16, **patterns)
     config = AdapterWeights("one", adapter, 64).config
     names = [Q, Q.replace("0", "1"), "model.layers.0.self_attn.v_proj", "model.layers.0.self_attn.o_proj"]

@@ -1,6 +1,7 @@
 """Adapters that the rows of a step choose, on IREE."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,13 +67,18 @@ def test_rows_of_one_step_have_adapters_of_their_own(
     adapted.close()
 
 
-def test_gate(load: Load, modules: Modules) -> None:
+def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def make() -> IreeRunner:
         made = load(lora_modules=modules)
         call = made._call
-        made._call = lambda name, *given: (calls.append(name), call(name, *given))[1]  # type: ignore[method-assign]
+
+        def noted(name: str, *given: Any) -> Any:
+            calls.append(name)
+            return call(name, *given)
+
+        monkeypatch.setattr(made, "_call", noted)
         return made
 
     report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True)
