@@ -10,6 +10,8 @@ PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 MAX_FRAMES_PER_MESSAGE = 1024
 MAX_NAME = 128
+MAX_ADAPTERS = 64
+"""Adapters of one model, which its requests choose."""
 MAX_REASON = 4096
 MAX_TEXT = 4 * 1024 * 1024
 MAX_TOKENS = 1 << 20

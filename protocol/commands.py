@@ -1,5 +1,6 @@
 """Commands from the gateway to a worker: a closed union, decoded by `protocol.codec.decode_command`."""
 
+import hashlib
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -23,11 +24,22 @@ from protocol.scheduling import MAX_PRIORITY, PriorityClass, Urgency
 
 TENANT_SALT = ":"
 """In a tenant, between the client and what tells the client's tenants apart."""
+ADAPTER_BYTES = 8
+"""Bytes of the digest of an adapter's name in a tenant."""
 
 
 def client_of(tenant: str) -> str:
     """Return the client of a tenant: those of one client have one key."""
     return tenant.partition(TENANT_SALT)[0]
+
+
+def adapted_tenant(tenant: str, adapter: str) -> str:
+    """Return the tenant of a request with an adapter, of the same client: its cache rows are not those without one, nor
+    those with another."""
+    if not adapter:
+        return tenant
+    salt = hashlib.blake2b(adapter.encode(), digest_size=ADAPTER_BYTES).hexdigest()
+    return f"{tenant}{TENANT_SALT}{salt}"
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag="welcome", omit_defaults=True, gc=False):
@@ -73,6 +85,9 @@ class Submit(Struct, frozen=True, array_like=True, tag="submit", omit_defaults=T
     kept: RangeBounds | None = None
     """The ranges of the prompt that an earlier worker has computed, all of it if there are none: what `Limits` say of
     sparse prefill is decided. None if nothing was computed yet."""
+    adapter: Label = ""
+    """The adapter that is applied to the model for this sequence, one of `Ready.adapters`; empty for none. The `tenant`
+    is one of `adapted_tenant` then."""
 
     pooled: Pooled | None = None
     """Compute this of the prompt, which `Finished.vector` has, and generate nothing. None generates an answer."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_ADAPTERS,
     MAX_COUNT,
     MAX_GATEWAYS,
     MAX_PIECE_BYTES,
@@ -237,6 +238,8 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
     row_bytes: Count = 0
     """Bytes of one cache row."""
     tier: SharedTier = SharedTier()
+    adapters: Annotated[tuple[Name, ...], Meta(max_length=MAX_ADAPTERS)] = ()
+    """The adapters that `Submit.adapter` may name."""
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):

@@ -4,7 +4,8 @@
 runner's slots: admitted while others run, some cancelled, some resumed, some ended by a token, greedy and seeded. It
 compares every stream, token by token, with the same request run alone. Some have penalties, a bias, a mask, a grammar,
 banned sequences, every filter, or log-probabilities, which must be equal as well; of some the log-probabilities of the
-prompt are reported, which must be those of the plain logits of the prompt alone. It raises `AssertionError` on a
+prompt are reported, which must be those of the plain logits of the prompt alone. With a runner that has adapters, each
+has one of them or none. It raises `AssertionError` on a
 difference.
 """
 
@@ -122,7 +123,9 @@ def run_gate(
         planned = _requests(runner.capabilities, randomness, requests, max_tokens, longest)
         expected = {request.stream: generated_alone(reference, request) for request in planned}
         planned = [_vary(request, expected[request.stream], resume, vocab) for request in planned]
-        prompts = {each.stream: plain_report(reference, each.prompt) for each in planned if each.prompt_logprobs}
+        prompts = {
+            each.stream: plain_report(reference, each.prompt, each.adapter) for each in planned if each.prompt_logprobs
+        }
         with mock.patch.object(runner, "prefill", side_effect=runner.prefill) as prefill:
             speculator = guessing(runner, expected, randomness) if speculates else None
             if make_draft is not None:
@@ -192,12 +195,12 @@ def generated_alone(runner: Runner, request: EngineRequest) -> list[Token]:
     return tokens
 
 
-def plain_report(runner: Runner, prompt: tuple[int, ...]) -> list[RowLogprobs]:
+def plain_report(runner: Runner, prompt: tuple[int, ...], adapter: int = 0) -> list[RowLogprobs]:
     """Return the log-probabilities of prompt[1:] by the logits of its chunks, computed by numpy; slot 0 is reset."""
     out: list[RowLogprobs] = []
     for length in chunk_lengths(len(prompt), runner.capabilities.prefill_chunks):
         at = len(out)
-        logits = runner.logits(Chunk(0, prompt[at : at + length], at, at))
+        logits = runner.logits(Chunk(0, prompt[at : at + length], at, at, adapter=adapter))
         out += report_rows(logits, prompt[at + 1 : at + 1 + length])
     runner.reset(0)
     return out
@@ -219,7 +222,7 @@ def _requests(
     lengths += [randomness.randint(1, min(most, 2 * capabilities.prefill_chunks[0] + 8)) for _ in range(count)]
     lengths = lengths[: max(count, len(lengths) - count)]
     randomness.shuffle(lengths)
-    vocab = capabilities.vocab_size
+    vocab, adapters = capabilities.vocab_size, len(capabilities.adapters) + 1
     return [
         EngineRequest(
             stream,
@@ -229,6 +232,8 @@ def _requests(
             constraint=_constraint(stream, vocab),
             bad_sequences=_bad_sequences(vocab) if stream % 6 == 5 else (),
             breakers=BREAKERS,
+            tenant=str(stream % adapters) if adapters > 1 else "",
+            adapter=stream % adapters,
         )
         for stream, length in enumerate(lengths)
     ]

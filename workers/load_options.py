@@ -6,6 +6,8 @@ from pathlib import Path
 
 from workers.precision import CpuTarget, Dtype, KvDtype, Quantize, WindowCache
 
+MAX_LORA_RANK = 512
+"""Above the rank of any adapter of use: it is small beside the widths of a model."""
 Progress = Callable[[str, int, int], None]
 """Receives phase, done and total while a model loads."""
 
@@ -57,6 +59,10 @@ class LoadOptions:
     """Bytes of memory that the prefix tier may still take: a KV cache whose size is left open leaves them free."""
     adapter: Path | None = None
     """The directory of a LoRA adapter."""
+    lora_modules: tuple[tuple[str, Path], ...] = ()
+    """The names and directories of LoRA adapters that requests choose."""
+    max_lora_rank: int = MAX_LORA_RANK
+    """The highest rank that one of them may have."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
     vision: bool = True

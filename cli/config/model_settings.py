@@ -7,7 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from cli.config.panels.backend_name import ALLOWED as ALLOWED_BACKENDS
 from cli.config.panels.backend_name import BackendName
 from gateway.models.terms import LoadTime
-from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_SLOTS, MAX_TOKENS
+from protocol.bounds import MAX_ADAPTERS, MAX_COUNT, MAX_NAME, MAX_SLOTS, MAX_TOKENS
+from workers.load_options import MAX_LORA_RANK
 from workers.precision import KvDtype, Quantize, WindowCache
 
 MAX_MODELS = 64
@@ -26,6 +27,9 @@ OWN = (
     "speculate",
     "draft_model",
     "adapter",
+    "lora_modules",
+    "max_loras",
+    "max_lora_rank",
     "sparse_prefill",
     "threads",
     "threads_bind",
@@ -96,6 +100,13 @@ class ModelSettings(BaseModel):
     speculate: Literal["auto", "off"] | None = _field("Speculative decoding.")
     draft_model: str | None = _field("Smaller model with the same tokenizer, which drafts tokens.")
     adapter: str | None = _field("Directory of a LoRA adapter of mlx-lm, which is applied to the model on MLX.")
+    lora_modules: tuple[str, ...] | None = _field(
+        "LoRA adapters that requests may name as their model.",
+        allowed=f"a list of at most {MAX_ADAPTERS} texts NAME=DIR",
+        max_length=MAX_ADAPTERS,
+    )
+    max_loras: Annotated[int | None, Number] = _field("Maximum number of adapters.", ge=1, le=MAX_ADAPTERS)
+    max_lora_rank: Annotated[int | None, Number] = _field("Maximum rank of an adapter.", ge=1, le=MAX_LORA_RANK)
     sparse_prefill: bool | None = _field("Sparse prefill.")
     threads: Annotated[int | None, Number] = _field("Compute threads of each worker.", ge=0, le=4096)
     threads_bind: str | None = _field("CPUs of the compute threads.", min_length=1)

@@ -11,6 +11,7 @@ from cli.config.errors import CommandFailed
 from cli.config.launch import check_prefill_workers, check_sparse, worker_launches
 from cli.config.model import ChosenModel, check_model, tier_bytes, with_chosen_context, worker_spec
 from cli.config.model_settings import ModelSettings
+from cli.config.panels.lora import named_adapters
 from cli.config.settings import Settings, flag
 from cli.config.several.hub_model import HubModel, absent_hub_model
 from cli.config.several.memory_plan import MemoryPlan
@@ -64,7 +65,15 @@ def _single(settings: Settings, predecessor: int) -> ServedModels:
         check_model(spec)
         launches = worker_launches(settings, model, chosen=with_chosen_context(spec))
         return ServedModels(
-            launches, [ModelTerms(name=model.name, quantization=quantized(settings), kv_dtype=settings.kv_dtype)]
+            launches,
+            [
+                ModelTerms(
+                    name=model.name,
+                    adapters=tuple(spec.lora_modules),
+                    quantization=quantized(settings),
+                    kv_dtype=settings.kv_dtype,
+                )
+            ],
         )
     with _named(""):
         planned = PlannedModel.of(settings, ModelSettings(load="start"), model, predecessor)
@@ -94,7 +103,10 @@ def _several(settings: Settings, predecessor: int) -> ServedModels:
             else:
                 models.append(PlannedModel.of(own, each, ChosenModel.choose(own), predecessor))
         workers += each.workers + each.standby
-    _check_names(source, [(each.name, each.wanted.aliases) for each in models])
+    _check_names(
+        source,
+        [(each.name, each.wanted.aliases, tuple(named_adapters(each.settings.lora_modules))) for each in models],
+    )
     if workers > MAX_WORKERS:
         raise CommandFailed(f"{source}: {workers} workers in all are more than {MAX_WORKERS}")
     contexts = plan.add({each.name: each.memory for each in models if isinstance(each, PlannedModel)})
@@ -144,11 +156,12 @@ def _own_settings(settings: Settings, model: ModelSettings, at: str) -> Settings
     return changed.from_sources(settings.sources | {name: f"{at}.{name}" for name in own})
 
 
-def _check_names(source: str, named: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Raises `CommandFailed` for a name that two models have, and for one that a worker must not have."""
+def _check_names(source: str, named: Sequence[tuple[str, Sequence[str], Sequence[str]]]) -> None:
+    """Raises `CommandFailed` for a name that two models or adapters have, and for one that a worker must not have."""
     taken: dict[str, str] = {}
-    for number, (own, aliases) in enumerate(named):
-        for field, name in [("name", own), *(("aliases", alias) for alias in aliases)]:
+    for number, (own, aliases, adapters) in enumerate(named):
+        others = [("aliases", aliases), ("lora_modules", adapters)]
+        for field, name in [("name", own), *((field, name) for field, names in others for name in names)]:
             at = f"{source}[{number}].{field}"
             if not name.isprintable():
                 raise CommandFailed(f"{at}: {name!r} has control characters")

@@ -17,6 +17,7 @@ from cli.config.panels.backend_name import BackendName
 from cli.config.panels.field import ENGINE, GATEWAY, MODEL, PANELS, SERVER, setting
 from cli.config.panels.joining import JoiningSettings, PlacementSettings
 from cli.config.panels.limits import LimitSettings
+from cli.config.panels.lora import LoraSettings
 from gateway.settings import MetricsNames
 from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS, MIN_KEEP
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
@@ -24,9 +25,11 @@ from workers.plugins import OWN_BACKENDS
 from workers.precision import CpuTarget, KvDtype, Quantize, WindowCache
 
 ENV_PREFIX = "BATON_"
+VLLM_FLAGS = ("lora_modules",)
+"""Lists whose flag has the name that vLLM gives it."""
 
 
-class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
+class Settings(PlacementSettings, JoiningSettings, LimitSettings, LoraSettings, BaseSettings):
     """The settings. `max_batch_size` is set by `--max-batch-size`, `BATON_MAX_BATCH_SIZE` or `max_batch_size = 8`."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True)
@@ -417,7 +420,14 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, BaseSettings):
         return self
 
     @field_validator(
-        *("allowed_hosts", "allow_image_urls", "cors_origins", "trusted_gateways", "key_weights", "join", "server_key"),
+        "allowed_hosts",
+        "allow_image_urls",
+        "cors_origins",
+        "trusted_gateways",
+        "key_weights",
+        "join",
+        "server_key",
+        "lora_modules",
         mode="before",
     )
     @classmethod
@@ -465,8 +475,9 @@ def of_panels(*panels: str) -> tuple[str, ...]:
 
 
 def flag(name: str) -> str:
-    """Return the flag of a setting. Each use of the flag of a list adds one entry, so its name is in the singular."""
+    """Return the flag of a setting. Each use of the flag of a list adds one entry, so its name is in the singular,
+    unless vLLM has it in the plural."""
     field = Settings.model_fields.get(name)
-    if field is not None and isinstance(field.default, tuple):
+    if field is not None and isinstance(field.default, tuple) and name not in VLLM_FLAGS:
         name = name.removesuffix("s")
     return "--" + name.replace("_", "-")

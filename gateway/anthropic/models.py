@@ -57,8 +57,8 @@ class AnthropicModels:
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`."""
-        name = self._router.canonical(request.path_params["id"])
-        visible = self._visible(request)
+        given, visible = request.path_params["id"], self._visible(request)
+        name = given if given in visible else self._router.canonical(given)
         if name not in visible:
             return _refused(request, self._router.no_model(name, field="id", among=visible))
         return _respond(request, 200, msgspec.json.encode(self._model(name)))
@@ -90,12 +90,13 @@ class AnthropicModels:
         return visible.index(cursor)
 
     def _visible(self, request: Request) -> list[str]:
-        """The models that the client's key may use."""
+        """The models that the client's key may use, each followed by its adapters."""
         router = self._router
-        return models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
+        own = models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
+        return router.with_adapters(own)
 
     def _model(self, name: str) -> dict[str, Any]:
-        context = self._router.pool.context(name)
+        context = self._router.pool.context(self._router.canonical(name))
         return {
             "type": "model",
             "id": name,

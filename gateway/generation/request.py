@@ -65,3 +65,5 @@ class GenerationRequest:
     """Its place among the requests of its client, the lowest first, if the server has that policy."""
     at_once: int = 0
     """Sequences that are admitted when the request is; the others follow, each when one has ended. 0 admits all."""
+    adapter: str = ""
+    """The adapter that `model` named, once `model` is the own name of the model that has it."""

@@ -77,6 +77,12 @@ class Metrics:
             ["model"],
             registry=self._registry,
         )
+        self._adapters = Counter(
+            "baton_adapter_requests",
+            "Admitted requests that named an adapter of a model",
+            ["model", "adapter"],
+            registry=self._registry,
+        )
         self._model_changes = Counter(
             "baton_model_changes",
             "Loads and unloads of models, and loads that failed",
@@ -153,6 +159,10 @@ class Metrics:
     def replays(self) -> int:
         """Count the replays that have ended, well or not."""
         return int(sum(each.value for family in self._replays.collect() for each in family.samples if _counts(each)))
+
+    def adapted(self, model: str, adapter: str) -> Counter:
+        """The counter of requests that named this adapter of a model."""
+        return self._adapters.labels(model, adapter)
 
     def model_changed(self, model: str, change: str) -> None:
         """Count a load, an unload, or a load that failed."""

@@ -109,7 +109,8 @@ class ModelLoader(Actor[msg.LoaderMessage]):
         """An `ActivityChanged` is on its way."""
         self._deferred = DeferredReplies()
         for each in models:
-            entry = CatalogEntry(each.name, each.aliases, on_demand=each.load == "first-use", loads=True)
+            on_demand = each.load == "first-use"
+            entry = CatalogEntry(each.name, each.aliases, each.adapters, on_demand=on_demand, loads=True)
             _describe(entry, each)
             router.pool.catalog.add(entry)
             self._entries[each.name] = entry

@@ -19,6 +19,8 @@ class ModelTerms:
     name: str
     aliases: tuple[str, ...] = ()
     """Further names that clients may use."""
+    adapters: tuple[str, ...] = ()
+    """The adapters that its requests may name in its place."""
     load: LoadTime = "start"
     """Loaded when the server starts, or when a request asks for it."""
     keep_alive_s: float = math.inf

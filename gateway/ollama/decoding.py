@@ -94,7 +94,7 @@ class OllamaDecoder:
         """The answer to a body that asks for its model to be loaded, or with a `keep_alive` of 0 to be unloaded."""
         refuse_unsupported(body)
         keep_s = keep_alive_s(body.keep_alive)
-        model = model_named(self._router, body.model)
+        model = self._router.canonical(model_named(self._router, body.model))
         answer = OllamaAnswer(model=body.model, chat=isinstance(body, OllamaChatBody))
         end = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
         first = partial(self._residence.change, model, keep_s)
@@ -104,7 +104,8 @@ class OllamaDecoder:
         refuse_unsupported(body)
         options = body.options or ModelOptions()
         refuse_unsupported(options, "options.")
-        model, keep_s = model_named(self._router, body.model), keep_alive_s(body.keep_alive)
+        named, keep_s = model_named(self._router, body.model), keep_alive_s(body.keep_alive)
+        model = self._router.canonical(named)
         context = self._router.pool.context(model)
         if context is not None and (options.num_ctx or 0) > context:
             raise invalid(
@@ -114,7 +115,7 @@ class OllamaDecoder:
         if limit == 0:
             raise invalid("options.num_predict", "`options.num_predict` is 1 and up, or -1 for no limit")
         wanted = RequestParameters(
-            model=model,
+            model=named,
             inputs=[made],
             sampling=_sampling(options),
             limits=Limits(
@@ -140,7 +141,11 @@ class OllamaDecoder:
 
 
 def model_named(router: Router, name: str) -> str:
-    """The own name of the model of this name or alias, with or without the tag that clients add to it."""
+    """The own name of the model of this name or alias, or the name of an adapter, with or without the tag that clients
+    add to it."""
+    for adapter in (name, name.removesuffix(LATEST)):
+        if router.pool.parent(adapter) is not None:
+            return adapter
     names, own = router.models(), router.canonical(name)
     without = router.canonical(name.removesuffix(LATEST))
     return without if own not in names and without in names else own

@@ -48,7 +48,8 @@ class OllamaModels:
 
     async def running(self, request: Request) -> Response:
         """`GET /api/ps`: the models that have a worker which is ready."""
-        names = [name for name in self._visible(request) if any(each.ready for each in self._router.pool.of(name))]
+        router = self._router
+        names = [name for name in self._visible(request) if router.pool.has_ready(router.canonical(name))]
         return _json({"models": [self._model(name) | self._residence(name) for name in names]})
 
     async def show(self, request: Request) -> Response:
@@ -61,7 +62,7 @@ class OllamaModels:
         visible = self._visible(request)
         if name not in visible:
             raise self._router.no_model(name, among=visible)
-        context = self._router.pool.context(name)
+        context = self._router.pool.context(self._router.canonical(name))
         return _json(
             {
                 "modelfile": "",
@@ -79,9 +80,10 @@ class OllamaModels:
         return _json({"version": OLLAMA_VERSION})
 
     def _visible(self, request: Request) -> list[str]:
-        """The models that the client's key may use."""
+        """The models that the client's key may use, each followed by its adapters."""
         router = self._router
-        return models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
+        own = models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
+        return router.with_adapters(own)
 
     def _residence(self, name: str) -> dict[str, Any]:
         """When a model is unloaded if no request comes, and its context."""
@@ -103,10 +105,11 @@ class OllamaModels:
         return ["completion", *["tools"] * tools, *["thinking"] * thinking, *["vision"] * images]
 
     def _model(self, name: str) -> dict[str, Any]:
-        hellos = [handle.status.hello for handle in self._router.pool.of(name)]
+        hellos = [handle.status.hello for handle in self._router.pool.of(self._router.canonical(name))]
         digest = next((hello.model_digest for hello in hellos if hello is not None), "")
         described = self._router.describe(name)
-        details = _DETAILS | {"quantization_level": described.quantization}
+        parent = self._router.pool.parent(name) or ""
+        details = _DETAILS | {"parent_model": parent, "quantization_level": described.quantization}
         return {"name": name, "model": name, "size": described.bytes, "digest": digest, "details": details}
 
 

@@ -202,6 +202,10 @@ class Model(Struct, forbid_unknown_fields=True):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    """The model itself, or the one that an adapter is applied to."""
+    parent: str | None
+    """The model that an adapter is applied to; null for a model."""
     max_model_len: int | None
     model_context: int | None
     """The context of the checkpoint."""

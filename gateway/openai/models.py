@@ -30,27 +30,31 @@ class Models:
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`. Raises `RequestError` for an unknown one."""
-        name = self._router.canonical(request.path_params["id"])
-        visible = self._visible(request)
+        given, visible = request.path_params["id"], self._visible(request)
+        name = given if given in visible else self._router.canonical(given)
         if name not in visible:
             raise self._router.no_model(name, field="id", among=visible)
         return _json(self._model(name))
 
     def _visible(self, request: Request) -> list[str]:
+        """The models that the client's key may use, each followed by its adapters."""
         router = self._router
-        return models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
+        own = models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
+        return router.with_adapters(own)
 
     def _model(self, name: str) -> dict[str, Any]:
-        described = self._router.describe(name)
+        described, parent = self._router.describe(name), self._router.pool.parent(name)
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "baton",
+            "root": parent or name,
+            "parent": parent,
             "max_model_len": described.context,
             "model_context": described.model_context,
             "context_bound": described.context_bound,
-            "aliases": described.aliases,
+            "aliases": described.aliases if parent is None else (),
             "state": described.state,
             "problem": described.problem,
             "backend": described.backend,

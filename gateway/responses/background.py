@@ -43,7 +43,7 @@ class BackgroundResponse:
         self._record = exchange.record
         self._errors = exchange.conventions.errors
         self._settings = settings
-        self._events = answer.events(AnswerHead(self.id, exchange.created, group.model, group.config_digest))
+        self._events = answer.events(AnswerHead(self.id, exchange.created, group.named, group.config_digest))
         self._over = False
         self._scope = anyio.CancelScope()
         self._append(self._events.deltas([]))

@@ -18,6 +18,8 @@ class LiveRequest(ABC):
         """`count` sequences need the `body`, until the last of them has ended."""
         self.request_id = request_id
         self.model = model
+        self.adapter = ""
+        """The adapter of the model that it has named; empty for none. Set by the router."""
         self.output = output
         self.body = body.need()
         self.answer: HeldAnswer | None = None
@@ -39,6 +41,11 @@ class LiveRequest(ABC):
         """The sequences that have news, by their index, the oldest first."""
         self._changed = False
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def named(self) -> str:
+        """The name of its model in the answer: that of the adapter, if it has one."""
+        return self.adapter or self.model
 
     @abstractmethod
     def cancel_nowait(self) -> None:

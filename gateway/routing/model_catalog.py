@@ -41,6 +41,8 @@ class CatalogEntry:
 
     name: str
     aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    """Those that its requests may name in its place."""
     context: int | None = None
     """Tokens of a prompt and its answer, as long as no worker reports it."""
     model_context: int | None = None
@@ -80,14 +82,17 @@ class ModelCatalog:
     def __init__(self) -> None:
         self._entries: dict[str, CatalogEntry] = {}
         self._aliases: dict[str, str] = {}
+        self._parents: dict[str, str] = {}
+        """The models of adapters."""
 
     def add(self, entry: CatalogEntry) -> None:
         """Raises `ValueError` for a name that is taken."""
-        for name in (entry.name, *entry.aliases):
-            if name in self._entries or name in self._aliases:
+        for name in (entry.name, *entry.aliases, *entry.adapters):
+            if name in self._entries or name in self._aliases or name in self._parents:
                 raise ValueError(f"two models have the name {name!r}")
         self._entries[entry.name] = entry
         self._aliases |= dict.fromkeys(entry.aliases, entry.name)
+        self._parents |= dict.fromkeys(entry.adapters, entry.name)
 
     def __iter__(self) -> Iterator[CatalogEntry]:
         return iter(self._entries.values())
@@ -108,6 +113,15 @@ class ModelCatalog:
     def canonical(self, name: str) -> str:
         """The own name of the model with this name or alias; the name itself if there is none."""
         return self._aliases.get(name, name)
+
+    def parent(self, adapter: str) -> str | None:
+        """The own name of the model that has an adapter; None if none does."""
+        return self._parents.get(adapter)
+
+    def adapters(self, model: str) -> tuple[str, ...]:
+        """The adapters of a model."""
+        entry = self._entries.get(model)
+        return () if entry is None else entry.adapters
 
     def aliases(self, model: str) -> tuple[str, ...]:
         """Further names of a model."""

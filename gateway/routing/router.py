@@ -50,7 +50,7 @@ from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import Role, WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
-from protocol.commands import Submit
+from protocol.commands import Submit, adapted_tenant
 from protocol.errors import ErrorCode
 from protocol.events import Capabilities, Event, Rows, RowsWritten, Tokenized
 from protocol.scheduling import PriorityClass, Urgency
@@ -139,8 +139,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         the name `client` of that key, and with the `fairness_id` of a trusted gateway, within these time limits or
         those of the settings. They wait while no worker has room for them. The `body` counts as often as workers get
         it: once for each sequence of a prompt, or for each sequence if the prompts share it. Raises `RequestError`."""
-        if (model := self.canonical(request.model)) != request.model:
-            request = dataclasses.replace(request, model=model)
+        request = self.resolved(request)
+        model = request.model
         body = body or HeldBody(self.bodies)
         if self._draining:
             raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
@@ -159,8 +159,12 @@ class Router(Actor[WorkerNotice | Terminated]):
         body.grow((request.body_copies - 1) * body.size)
         limits = limits or RequestTimeLimits(self._settings.request_timeout_s, self._settings.max_queue_s)
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
+        group.adapter = request.adapter
+
+        def tenant(salt: str) -> str:
+            return adapted_tenant(tenant_of(key, salt, checked=checked, fairness_id=fairness_id), request.adapter)
+
         try:
-            tenant = partial(tenant_of, key, checked=checked, fairness_id=fairness_id)
             client = client_name(client, fairness_id)
             group.sequences = sequences = self._sequences(group, request, tenant, limits, client)
             at_once = self._at_once(request)
@@ -178,6 +182,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             raise RequestError(refusal, full, retry_after_s=self._placement.charges.retry_after_s(model, client))
         tops = [top for each in request.sequences for top in (each.sampling.logprobs, each.prompt_logprobs)]
         group.room = max(1, TAKE_BYTES // max(map(token_bytes, tops)))
+        if group.adapter:
+            self.metrics.adapted(model, group.adapter).inc()
         group.answer = self.answers.open(partial(self._give_way_soon, group))
         group.deadline = self._loop.call_later(limits.total_s + DEADLINE_MARGIN_S, self._expire, group, limits.total_s)
         return group
@@ -200,7 +206,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         return [
             LiveSequence(
                 replace(
-                    self._submit(group, each, tenant(each.cache_salt), limits),
+                    self._submit(group, each, tenant(each.cache_salt), request.adapter, limits),
                     priority_class=priority_class,
                     priority=request.priority,
                 ),
@@ -249,7 +255,9 @@ class Router(Actor[WorkerNotice | Terminated]):
             query = dataclasses.replace(query, model=model)
         return await self._queries.ask(query, request_id)
 
-    def _submit(self, group: RequestGroup, wanted: SequenceRequest, tenant: str, limits: RequestTimeLimits) -> Submit:
+    def _submit(
+        self, group: RequestGroup, wanted: SequenceRequest, tenant: str, adapter: str, limits: RequestTimeLimits
+    ) -> Submit:
         self._admitted += 1
         return Submit(
             self._admitted,
@@ -262,6 +270,7 @@ class Router(Actor[WorkerNotice | Terminated]):
             unset=wanted.unset,
             prompt_logprobs=wanted.prompt_logprobs,
             pooled=wanted.pooled,
+            adapter=adapter,
         )
 
     def _release(self, group: RequestGroup) -> None:
@@ -337,8 +346,20 @@ class Router(Actor[WorkerNotice | Terminated]):
         self._queries.model_changed()
 
     def canonical(self, name: str) -> str:
-        """The own name of the model with this name or alias; the name itself if there is none."""
-        return self.pool.catalog.canonical(name)
+        """The own name of the model with this name or alias, or with an adapter of this name; the name itself if there
+        is none."""
+        return self.pool.parent(name) or self.pool.catalog.canonical(name)
+
+    def resolved(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request with the own name of its model, and with the adapter that it named."""
+        if (model := self.canonical(request.model)) == request.model:
+            return request
+        adapter = "" if self.pool.parent(request.model) is None else request.model
+        return dataclasses.replace(request, model=model, adapter=adapter)
+
+    def with_adapters(self, models: Iterable[str]) -> list[str]:
+        """Return the names of models, each followed by those of its adapters."""
+        return [name for model in models for name in (model, *self.pool.adapters(model))]
 
     # Notices of workers.
 
@@ -479,12 +500,12 @@ class Router(Actor[WorkerNotice | Terminated]):
         return self._draining
 
     def describe(self, model: str) -> ModelDescription:
-        """Describe a model by its own name."""
-        return describe(self.pool, model, self._clock())
+        """Describe a model by its own name, or the model of an adapter."""
+        return describe(self.pool, self.pool.parent(model) or model, self._clock())
 
     def capabilities(self, model: str) -> Capabilities | None:
-        """The features of a model by its own name; None before a worker has loaded it."""
-        return capabilities(self.pool, model)
+        """The features of a model by its own name, or of an adapter; None before a worker has loaded it."""
+        return capabilities(self.pool, self.pool.parent(model) or model)
 
     def models(self) -> list[str]:
         """Names of the models, in the order in which they were added."""
@@ -493,7 +514,8 @@ class Router(Actor[WorkerNotice | Terminated]):
     def no_model(self, name: str, *, field: str = "model", among: Sequence[str] | None = None) -> RequestError:
         """The error for an unknown model, with the names of those that exist, or those `among` which the client may
         choose."""
-        names = ", ".join(repr(model) for model in (self.models() if among is None else among)) or "none"
+        known = self.with_adapters(self.models() if among is None else among)
+        names = ", ".join(map(repr, dict.fromkeys(known))) or "none"
         text = f"there is no model {name[:128]!r}; available: {names}"
         return RequestError(RefusalCode.MODEL_NOT_FOUND, text, field=field)
 

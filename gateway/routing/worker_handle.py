@@ -75,6 +75,8 @@ class WorkerHandle:
         """See `Hello.phases`."""
         self.capabilities: Capabilities | None = None
         """Those that the worker had when it was ready last; None before."""
+        self.adapters: tuple[str, ...] = ()
+        """Those that its requests may name, likewise."""
         self.prefix_digests: Callable[[], int] = lambda: 0
         """Counts the digests of prefixes that it holds. Set by `PrefixRouting`."""
         self.prefixes = (0, 0)
@@ -250,7 +252,7 @@ class WorkerHandle:
         self.counters.add(status.incarnation, status.gauges)
         self.others = status.gauges.others
         if status.ready is not None:
-            self.capabilities = status.ready.capabilities
+            self.capabilities, self.adapters = status.ready.capabilities, status.ready.adapters
         if status.hello is not None:
             self._take_hello(status.hello)
         self.on_change(self)

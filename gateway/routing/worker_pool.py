@@ -73,6 +73,19 @@ class WorkerPool:
         """A model has workers, whatever their role and state."""
         return model in self._orders
 
+    def adapters(self, model: str) -> tuple[str, ...]:
+        """The adapters that requests of a model may name: those of the catalog, or of a worker that has loaded it."""
+        known = self.catalog.adapters(model)
+        return known or next((each.adapters for each in self._orders.get(model, ()) if each.adapters), ())
+
+    def parent(self, adapter: str) -> str | None:
+        """The model that has an adapter; None if none does, and for the name of a model."""
+        if (known := self.catalog.parent(adapter)) is not None:
+            return known
+        if self.has(adapter) or self.catalog.canonical(adapter) != adapter:
+            return None
+        return next((model for model in self._orders if adapter in self.adapters(model)), None)
+
     def of(self, model: str) -> list[WorkerHandle]:
         """All workers of a model, whatever their role and state."""
         return list(self._orders.get(model, ()))

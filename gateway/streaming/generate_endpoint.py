@@ -146,7 +146,7 @@ class GenerateEndpoint:
                 return
             group.on_give_way = scope.cancel
             answer_id = renderer.answer_id(exchange.token)
-            head = AnswerHead(answer_id, exchange.created, group.model, group.config_digest)
+            head = AnswerHead(answer_id, exchange.created, group.named, group.config_digest)
             try:
                 deltas = without_broken_calls(group.take_all())
                 if decoded.prepare is not None:

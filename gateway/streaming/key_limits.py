@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from gateway.body_budget import HeldBody
@@ -54,8 +53,7 @@ class KeyGate:
         sequence has ended, however that comes about. Raises `RequestError`."""
         self.check_model(exchange, request.model)
         key, router = exchange.api_key, self._router
-        if (model := router.canonical(request.model)) != request.model:
-            request = replace(request, model=model)
+        request = router.resolved(request)
         if key is None:
             return router.open(
                 request,

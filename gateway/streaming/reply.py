@@ -246,6 +246,6 @@ class StreamedReply:
     def _opened(self) -> EventRenderer:
         """The renderer of events, which is made when the config digest of the worker is known."""
         if self._events is None:
-            head = AnswerHead(self.id, self._created, self.group.model, self.group.config_digest)
+            head = AnswerHead(self.id, self._created, self.group.named, self.group.config_digest)
             self._events = self._renderer.events(head)
         return self._events

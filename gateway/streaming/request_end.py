@@ -24,7 +24,7 @@ def close_request(group: RequestGroup, record: RequestRecord) -> None:
         "request_ended",
         request=group.request_id,
         worker=group.worker,
-        model=group.model,
+        model=group.named,
         outcome=outcome,
         status=record.status,
         key=record.key_name,
@@ -40,7 +40,7 @@ def _traced(group: RequestGroup, outcome: str) -> TracedRequest:
     known = [count for count in prompts if count is not None]
     return TracedRequest(
         group.request_id,
-        group.model,
+        group.named,
         outcome,
         streamed=group.streamed,
         prompt_tokens=sum(known) if len(known) == len(prompts) else None,

@@ -72,6 +72,9 @@ OUTPUT: dict[str, list[str]] = {
     "bench/overhead/prefix_tiers.py": [
         r"^tokens a second of 2 streams of 64 \+ 20 new tokens: without \d+, with \d+; ratio [\d.]+ \(",
     ],
+    "bench/overhead/adapters.py": [
+        *(rf"^ +{n} {name} +{P} +{P}x$" for n in (1, 2) for name in ("without", "unused", "used", "half")),
+    ],
     "bench/overhead/kv_precision.py": [
         *(rf"^ +512 {kind} +{size} +{P} +{P} +{P}x +{P} +{P}x$" for kind, size in (("auto", 256), ("int8", 144))),
         rf"^int8 +{P} +{P} +{P}% +{P} +{P}$",

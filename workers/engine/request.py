@@ -119,9 +119,12 @@ class EngineRequest:
     """Tokens of an answer that `grammar` allows, by which the first answer is drafted."""
     images: PromptImages | None = None
     """The images in the prompt, whose rows have numbers in it as rows of embeddings have; not beside `embeddings`."""
-
     pooled: PooledPrompt | None = None
     """Computes a vector of the prompt, with `max_tokens` 0; None generates an answer."""
+
+    adapter: int = 0
+    """The number of the adapter in `RunnerCapabilities.adapters`, from 1 on; 0 is none. Rows with one adapter are not
+    those with another: the tenant tells them apart."""
 
     @property
     def has_rows(self) -> bool:
@@ -205,6 +208,9 @@ def check_pooled(request: EngineRequest, hidden_width: int, *, bidirectional: bo
     if request.embeddings is not None or request.resume or request.prompt_logprobs or request.sparse is not None:
         text = "a prompt whose hidden states are pooled has tokens alone, and no log-probabilities"
         raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt")
+    if request.adapter:
+        text = "adapters are applied to what is generated, not to hidden states that are pooled: name the model itself"
+        raise RequestRefused(ErrorCode.UNSUPPORTED, text, "model")
     if request.max_tokens != 0:
         raise _invalid("max_tokens", "`max_tokens` is 0 for a prompt whose hidden states are pooled")
     types = request.pooled.token_types

@@ -84,6 +84,8 @@ class RunnerCapabilities:
     """Tokens attend to later ones too: a chunk is a whole sequence from row 0, of which no rows are kept. Only
     `Runner.hidden` computes chunks; several of them in a call have at most the largest size of `prefill_chunks`
     together, and a longer sequence is a call of its own."""
+    adapters: tuple[str, ...] = ()
+    """The names of the adapters that chunks and rows may have, by their numbers from 1 on."""
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -108,6 +110,8 @@ class Chunk(Struct, frozen=True, gc=False):
     to those of its image. None if each attends up to itself."""
     token_types: tuple[int, ...] | None = None
     """The segment of each token (`token_type_ids`), for encoders of pairs of texts. None if all are 0."""
+    adapter: int = 0
+    """The number of the adapter that is applied to the rows; 0 is none."""
 
     def position_at(self, index: int) -> int:
         """Return the RoPE position of a token."""
@@ -121,7 +125,7 @@ class Chunk(Struct, frozen=True, gc=False):
         ends = None if self.ends is None else self.ends[at : at + length]
         types = None if self.token_types is None else self.token_types[at : at + length]
         start, position = self.start + at, self.position_at(at)
-        return Chunk(self.slot, tokens, start, position, self.embeddings, positions, axes, ends, types)
+        return Chunk(self.slot, tokens, start, position, self.embeddings, positions, axes, ends, types, self.adapter)
 
 
 class DecodeRow(Struct, frozen=True, gc=False):
@@ -137,6 +141,8 @@ class DecodeRow(Struct, frozen=True, gc=False):
     start: int
     position: int
     sample: SampleSpec
+    adapter: int = 0
+    """As in `Chunk`; that of all rows of a slot."""
 
 
 class NotFiniteError(Exception):
@@ -165,6 +171,8 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"start: a slot has {capabilities.context} rows")
         if chunk.position < 0:
             raise ValueError(f"position: {chunk.position} is negative")
+        if not 0 <= chunk.adapter <= len(capabilities.adapters):
+            raise ValueError(f"adapter: {chunk.adapter}, of {len(capabilities.adapters)}")
         if chunk.positions is not None and not _are_positions_of(chunk, chunk.positions):
             raise ValueError(f"positions: give {len(chunk.tokens)} in rising order from {chunk.position} on")
 
@@ -187,12 +195,14 @@ def _has_rows_for(capabilities: RunnerCapabilities, chunk: Chunk) -> bool:
 def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[DecodeRow]) -> None:
     """Check decode rows like `check_chunks`, but faster. `written` has the number of filled rows of each slot."""
     slots, vocab, context = capabilities.slots, capabilities.vocab_size, capabilities.context
+    adapters = len(capabilities.adapters)
     if len({row.slot for row in rows}) == len(rows) and all(
         0 <= row.slot < slots
         and 0 <= row.token < vocab
         and 0 <= row.start <= written[row.slot]
         and row.start < context
         and row.position >= 0
+        and 0 <= row.adapter <= adapters
         for row in rows
     ):
         return
@@ -214,9 +224,10 @@ def chunks_of(rows: Sequence[DecodeRow]) -> list[Chunk]:
             last.start + offset,
             last.position + offset,
         ):
-            chunks[-1] = Chunk(last.slot, (*last.tokens, row.token), last.start, last.position)
+            tokens = (*last.tokens, row.token)
+            chunks[-1] = Chunk(last.slot, tokens, last.start, last.position, adapter=last.adapter)
         else:
-            chunks.append(Chunk(row.slot, (row.token,), row.start, row.position))
+            chunks.append(Chunk(row.slot, (row.token,), row.start, row.position, adapter=row.adapter))
     return chunks
 
 

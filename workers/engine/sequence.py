@@ -153,15 +153,19 @@ class EngineSequence:
                 rows.rows_of(self.request, start, end),
                 axes=images.axes_of(start, end, prompt),
                 ends=images.ends_of(start, end) if bidirectional else None,
+                adapter=self.request.adapter,
             )
         if self.kept is None:
             tokens = tuple(self.tokens[start : start + length])
             types = None if self.request.pooled is None else self.request.pooled.token_types
             types = None if types is None else types[start : start + length]
-            return Chunk(self.slot, tokens, start, start, self.request.embeddings, token_types=types)
+            request = self.request
+            return Chunk(
+                self.slot, tokens, start, start, request.embeddings, token_types=types, adapter=request.adapter
+            )
         positions = tuple(self.kept.of_rows(start, start + length))
         tokens = tuple(self.tokens[at] for at in positions)
-        return Chunk(self.slot, tokens, start, positions[0], positions=positions)
+        return Chunk(self.slot, tokens, start, positions[0], positions=positions, adapter=self.request.adapter)
 
     def waited_s(self, now: float) -> float:
         """Return the seconds that it has waited for its next token so far, in the queue and in prefill."""
@@ -235,7 +239,8 @@ def sample_spec(sequence: EngineSequence) -> SampleSpec:
 def decode_row(sequence: EngineSequence) -> DecodeRow:
     """Return the decode row of a sequence: writes its last token to the next cache row and samples the next token."""
     at = sequence.cached.rows
-    return DecodeRow(sequence.slot, sequence.last_token, at, at + sequence.shift, sample_spec(sequence))
+    position, adapter = at + sequence.shift, sequence.request.adapter
+    return DecodeRow(sequence.slot, sequence.last_token, at, position, sample_spec(sequence), adapter)
 
 
 def finish_without_slot(sequence: EngineSequence) -> FinishReason | None:

@@ -26,6 +26,7 @@ class SlotRun(NamedTuple):
     """As in `Chunk`, like the embeddings and what follows."""
     axes: NDArray[np.int32] | None = None
     ends: tuple[int, ...] | None = None
+    adapter: int = 0
 
     @property
     def first_position(self) -> int | None:
@@ -45,7 +46,7 @@ def runs_of(chunk: Chunk, output_index: int, most: int) -> list[SlotRun]:
         part = chunk.part(at, most)
         index = output_index if at + len(part.tokens) == len(chunk.tokens) else -1
         taken = (part.slot, part.tokens, part.start, part.position, index)
-        runs.append(SlotRun(*taken, part.embeddings, part.positions, part.axes, part.ends))
+        runs.append(SlotRun(*taken, part.embeddings, part.positions, part.axes, part.ends, part.adapter))
     return runs
 
 

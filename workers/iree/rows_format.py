@@ -2,7 +2,9 @@
 
 import sys
 from importlib import metadata
+from pathlib import Path
 
+from workers.checkpoints.lora.adapters_digest import adapters_digest
 from workers.checkpoints.rows_format import rows_format_name
 from workers.iree.build import graph_plan
 from workers.iree.build.graph_plan import GraphPlan
@@ -41,5 +43,10 @@ def rows_format(digest: str, recipe: Recipe, plan: GraphPlan) -> str:
         metadata.version("jax"),
         sys.platform,
         Cpu.named(recipe.cpu).kind,
+        *((f"adapters {adapters}",) if (adapters := adapters_digest(_paths(recipe))) else ()),
     ]
     return rows_format_name("iree", parts)
+
+
+def _paths(recipe: Recipe) -> list[tuple[str, Path]]:
+    return [(name, Path(path)) for name, path in recipe.lora_modules]

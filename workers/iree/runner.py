@@ -47,6 +47,9 @@ from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
 from workers.iree.graph_registry import GraphRegistry
 from workers.iree.hidden_rows import float_rows
 from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
+from workers.iree.lora.adapter_parameters import add_adapters
+from workers.iree.lora.lora_plan import ADAPTED
+from workers.iree.lora.row_adapters import RowAdapters, kind_for
 from workers.iree.model.decoder import embedding_scale, rope_frequencies
 from workers.iree.model.stored_parameters import quantization_of
 from workers.iree.model.tiled_ops import TiledOps
@@ -89,6 +92,7 @@ class IreeRunner:
         """The inputs of prefill graphs, by their blocks and the rows of each; without the cache."""
         self._decode_inputs: dict[int, DecodeInputs] = {}
         """By the rows of the graph."""
+        self._adapters = RowAdapters(device)
         self._written = [0] * plan.cache.slots
         self._ahead = [0] * plan.cache.slots
         """The rows that the head for multi-token prediction has filled."""
@@ -137,6 +141,7 @@ class IreeRunner:
             window_reach=reach if ring else 0,
             window_bytes=ring_bytes(plan),
             hidden_width=plan.hidden_width,
+            adapters=tuple(name for name, _ in builder.recipe.lora_modules),
         )
         self._known = SlotStates(self.capabilities)
 
@@ -177,6 +182,10 @@ class IreeRunner:
                 open_weights(path, options.quantize), digest, plan.weights, plan.ops, place, progress
             )
             undo.callback(archive.close)
+            if options.lora_modules:
+                assert isinstance(plan.ops, TiledOps), "checked by the plan"
+                given = (options.lora_modules, options.max_lora_rank)
+                archive.nbytes += add_adapters(archive.index, config, *given, plan.weights, plan.ops)
             runner = cls(builder, device, archive, digest, kv_rows)
             undo.pop_all()  # the runner owns them from now on
             undo.callback(building.close)
@@ -194,9 +203,9 @@ class IreeRunner:
         return self.graphs.failed
 
     def fits(self, rows: int) -> bool:
-        return (
-            rows <= self._plan.buckets[-1] or self.graphs.covering("decode", (self._plan.draft_rows,), rows) is not None
-        )
+        kinds = ("decode",) if self._plan.lora is None else ("decode", f"{ADAPTED}decode")
+        sizes = (self._plan.draft_rows,)
+        return rows <= self._plan.buckets[-1] or None not in [self.graphs.covering(kind, sizes, rows) for kind in kinds]
 
     @property
     def draft_head(self) -> DraftHead | None:
@@ -227,12 +236,12 @@ class IreeRunner:
         self._prefilled(chunks)
         wanted = [spec for spec in specs if spec is not None]
         embedded = self.capabilities.embedding_width > 0 and any(has_rows(chunk.tokens) for chunk in chunks)
-        if not embedded and not self._has_prompt_graphs(head=bool(wanted)):
+        if not embedded and not self._has_prompt_graphs(kind_for("prefill", chunks), head=bool(wanted)):
             return self._prefill_by_decoding(chunks, specs)
         lasts = iter(range(len(wanted)))
         output_indices = [-1 if spec is None else next(lasts) for spec in specs]
         last_rows = self._no_rows.view
-        kind = EMBEDDED if embedded else "prefill"
+        kind = kind_for(EMBEDDED if embedded else "prefill", chunks)
         for size, runs in self._calls(chunks, output_indices, kind):
             ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
             for row, run in enumerate(runs):
@@ -244,7 +253,7 @@ class IreeRunner:
                 if self._plan.has_ends:
                     shape = (size // (self._plan.block or size), self._plan.block or size)
                     arguments.append(self._device.upload(attended_ends(runs, shape)))
-            result = self._call(f"{kind}_{size}", *arguments)
+            result = self._call(f"{kind}_{size}", *arguments, *self._adapters_of(kind, runs, size))
             last_rows = result[0]
             self._computed(runs, size, result, 2)
         if not wanted:
@@ -281,10 +290,10 @@ class IreeRunner:
         for chunk in chunks:
             self._known.prefilled(chunk.slot)
 
-    def _has_prompt_graphs(self, *, head: bool) -> bool:
-        """Return whether a prefill graph is ready, and with `head` an LM head for all rows that it leaves."""
+    def _has_prompt_graphs(self, kind: str, *, head: bool) -> bool:
+        """Return whether a prefill graph of a kind is ready, and with `head` an LM head for all rows that it leaves."""
         sizes = self._plan.prefill_sizes
-        if self.graphs.covering("prefill", sizes, sizes[0]) is None:
+        if self.graphs.covering(kind, sizes, sizes[0]) is None:
             return False
         return not head or f"head_{self._plan.head_sizes[-1]}" in self.graphs
 
@@ -308,7 +317,7 @@ class IreeRunner:
     ) -> Iterator[tuple[int, list[SlotRun]]]:
         """Divide the rows of chunks, a block of one slot after the other, among the cheapest graphs that are ready."""
         of_kind = {EMBEDDED: self._plan.embedded_sizes, HIDDEN: self._plan.hidden_sizes}
-        sizes, block = of_kind.get(kind, self._plan.prefill_sizes), self._plan.block
+        sizes, block = of_kind.get(kind.removeprefix(ADAPTED), self._plan.prefill_sizes), self._plan.block
         runs = [
             run
             for chunk, index in zip(chunks, output_indices, strict=True)
@@ -373,8 +382,8 @@ class IreeRunner:
         self._sampler.forget()
         self._prefilled([chunk])
         exact, length = self.capabilities.exact_rows, len(chunk.tokens)
-        size = self._plan.score_chunk
-        if (exact and length <= self._few_rows) or not self.graphs.covering("score", (size,), size):
+        size, kind = self._plan.score_chunk, kind_for("score", [chunk])
+        if (exact and length <= self._few_rows) or not self.graphs.covering(kind, (size,), size):
             size = self._few_rows
         reports: list[RowLogprobs] = []
         # Another graph may have rounded otherwise: unless rows are exact, all are computed again as without a report.
@@ -404,17 +413,20 @@ class IreeRunner:
 
     def _few_logits(self, chunk: Chunk) -> Results:
         """Compute a chunk of few rows: greedy tokens and logits of all of them."""
-        if not self._has_prompt_graphs(head=True):
+        kind = kind_for("prefill", [chunk])
+        if not self._has_prompt_graphs(kind, head=True):
             return self._decode_rows(_rows_of(chunk))[0]
         return self._head_logits(self._few_prefilled(chunk)[0], len(chunk.tokens))
 
     def _few_prefilled(self, chunk: Chunk) -> Results:
         """Compute a chunk of few rows by a prefill graph: the hidden rows of all of them, and the cache."""
-        ((size, runs),) = self._calls([chunk], [-1])
+        kind = kind_for("prefill", [chunk])
+        ((size, runs),) = self._calls([chunk], [-1], kind)
         ends = np.full(self._plan.last_rows.shape[0], -1, np.int32)
         ends[: len(chunk.tokens)] = np.arange(len(chunk.tokens))
         arguments = self._run_inputs(runs, size)
-        result = self._call(f"prefill_{size}", *arguments, self._device.upload(ends), self._no_rows.view)
+        arguments += [self._device.upload(ends), self._no_rows.view, *self._adapters_of(kind, runs, size)]
+        result = self._call(f"{kind}_{size}", *arguments)
         self._computed(runs, size, result, 2)
         return result
 
@@ -422,7 +434,7 @@ class IreeRunner:
         self._check_chunks([chunk])
         self._prefilled([chunk])
         size = self._plan.score_chunk
-        if self.graphs.covering("score", (size,), size):
+        if self.graphs.covering(kind_for("score", [chunk]), (size,), size):
             parts = [self._score(chunk, at, size) for at in range(0, len(chunk.tokens), size)]
         else:  # by single steps, which are slower than the graph and faster than its compiler
             parts = [self._score_row(chunk, at) for at in range(len(chunk.tokens))]
@@ -438,8 +450,8 @@ class IreeRunner:
 
     def _score_logits(self, chunk: Chunk, size: int) -> Results:
         """Run the scoring graph on a chunk of up to `size` rows: greedy tokens and logits of all rows."""
-        runs = runs_of(chunk, -1, self._plan.block or size)
-        result = self._call(f"score_{size}", *self._run_inputs(runs, size))
+        runs, kind = runs_of(chunk, -1, self._plan.block or size), kind_for("score", [chunk])
+        result = self._call(f"{kind}_{size}", *self._run_inputs(runs, size), *self._adapters_of(kind, runs, size))
         self._computed(runs, size, result, 3)
         return result
 
@@ -519,7 +531,8 @@ class IreeRunner:
         """
         most = self._plan.buckets[-1]
         sizes = self._plan.buckets if len(rows) <= most else (self._plan.draft_rows,)
-        batch = self.graphs.covering("decode", sizes, len(rows)) or sizes[-1]
+        kind = kind_for("decode", rows)
+        batch = self.graphs.covering(kind, sizes, len(rows)) or sizes[-1]
         # Rows lie side by side whatever their slots are. Plain graphs have a row for each slot, in order.
         output_indices = range(len(rows)) if self._plan.block else [row.slot for row in rows]
         for row in rows:
@@ -533,7 +546,9 @@ class IreeRunner:
         if self._states is not None:
             arguments += self._states.decode_places([row.slot for row in rows], inputs.places, in_place=prompt)
         arguments += inputs.results
-        result = self._call(f"decode_{batch}", *arguments)
+        if kind != "decode":
+            arguments.append(self._adapters.input(batch, output_indices, rows))
+        result = self._call(f"{kind}_{batch}", *arguments)
         greedy = inputs.greedy
         if self._mtp is not None and not self._mtp.rows.idle:
             view, first = result[2 + len(self._kept)], 0
@@ -646,6 +661,7 @@ class IreeRunner:
         self._sampler.forget()
         self._inputs_of.clear()
         self._decode_inputs.clear()
+        self._adapters.close()
         if self._mtp is not None:
             self._mtp.close()
             self._mtp = None
@@ -678,6 +694,12 @@ class IreeRunner:
             slots[row] = run.slot
             self._written[run.slot] = max(self._written[run.slot], run.start + count)
         return self._inputs(tokens, positions, kv_rows, slots)
+
+    def _adapters_of(self, kind: str, runs: Sequence[SlotRun], size: int) -> list[rt.HalBufferView]:
+        """Return the last input of a graph of `size` rows whose rows may have adapters; none of others."""
+        if not kind.startswith(ADAPTED):
+            return []
+        return [self._adapters.input(size // self._plan.block, range(len(runs)), runs)]
 
     def _given_rows(self, runs: Sequence[SlotRun], size: int) -> NDArray[np.float32]:
         """Return the embeddings of the rows without a token, and zeros for the others: float32 [sequences, rows,
@@ -728,11 +750,12 @@ def _rows_of(chunk: Chunk, last: SampleSpec | None = None) -> list[DecodeRow]:
         chunk.position_at(at) if chunk.axes is None else int(chunk.axes[0, at]) for at in range(len(chunk.tokens))
     ]
     rows = [
-        DecodeRow(chunk.slot, token, chunk.start + at, positions[at], none)
+        DecodeRow(chunk.slot, token, chunk.start + at, positions[at], none, chunk.adapter)
         for at, token in enumerate(chunk.tokens[:-1])
     ]
     end = len(rows)
-    return [*rows, DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, positions[end], last or none)]
+    final = DecodeRow(chunk.slot, chunk.tokens[-1], chunk.start + end, positions[end], last or none, chunk.adapter)
+    return [*rows, final]
 
 
 def _rope_table(plan: GraphPlan, context: int) -> RopeTable:

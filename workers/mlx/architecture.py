@@ -348,9 +348,10 @@ def load_architecture(
     *,
     compiled: bool,
     adapter: Path | None = None,
+    added: Callable[[Any], None] = lambda model: None,
 ) -> Any:
-    """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows, with a LoRA `adapter`. Weights are read
-    lazily.
+    """Make the `mlx_lm` model of a checkpoint, for slots of `context` rows, with a LoRA `adapter`, and what `added`
+    adds to its modules while they have the names of mlx-lm. Weights are read lazily.
 
     Quantized layers stay quantized, unless a GGUF file is to be quantized anew by `quantize`. Raises `CheckpointError`
     for a checkpoint that mlx-lm would compute differently or whose weights do not fit, `LoadRefused` for a version of
@@ -376,6 +377,7 @@ def load_architecture(
         raise CheckpointError(path, "", f"cannot be loaded by mlx-lm: {error}") from error
     if adapter is not None:  # before modules are wrapped, whose names it has
         apply_adapter(model, adapter)
+    added(model)
     ropes = [Rotary(rope, context, interleaved=config.interleaved_rope) for rope in config.ropes]
     for module_layer, layer in zip(model.layers, config.plan, strict=True):
         if layer.kind == "none":

@@ -22,17 +22,20 @@ def rows_format(
     device: str,
     *,
     adapter: Path | None = None,
+    adapters: str = "",
     mtp: bool = False,
 ) -> str:
     """Return `RunnerCapabilities.rows_format`. The arithmetic of a GPU is not known, so each machine's is its own kind.
 
-    The angles of RoPE may depend on the context.
+    The angles of RoPE may depend on the context. `adapters` is the digest of those that requests choose.
     """
     computes = device if device == "cpu" else f"{device} {platform.node()}"
     versions = [metadata.version("mlx"), metadata.version("mlx-lm"), sys.platform, platform.machine()]
     parts = [LAYOUT, config_digest(path), dtype, quantize, kv_dtype, context, computes, *versions]
     if adapter is not None:
         parts.append(config_digest(adapter))
+    if adapters:
+        parts.append(f"adapters {adapters}")
     if mtp:
         parts.append("mtp")
     return rows_format_name("mlx", parts)

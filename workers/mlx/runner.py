@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
+from workers.checkpoints.lora.adapters_digest import adapters_digest
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 from workers.checkpoints.weight_size import kv_row_bytes, layer_row_bytes, weight_bytes
 from workers.engine.embeddings.prompt_embeddings import has_rows
@@ -44,6 +45,7 @@ from workers.mlx.given_rows import GivenColumns, GivenRows
 from workers.mlx.hybrid.rollback import rollback_rows
 from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache, RowShape
+from workers.mlx.lora.row_adapters import StepAdapters, add_row_adapters
 from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
 from workers.mlx.probe import verifies_drafts
@@ -95,8 +97,10 @@ class MlxRunner:
         *,
         attention: bool = False,
         tower: MlxTower | None = None,
+        adapters: StepAdapters | None = None,
     ) -> None:
         self.capabilities = capabilities
+        self._adapters = adapters
         self._model = model
         self._config = config
         self._owner = OwnedDevice(device)
@@ -162,9 +166,17 @@ class MlxRunner:
         needed = Needed.of(held, row_bytes, options.slots, context, options.kv_bytes, later, options.workers, states)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
+        step, modules = StepAdapters() if options.lora_modules else None, options.lora_modules
+
+        def added(model: Any) -> None:
+            if step is not None:
+                add_row_adapters(model, config, modules, options.max_lora_rank, step)
+
         with mx.stream(chosen):
             compiled = chosen.type != mx.cpu
-            model = load_architecture(path, config, context, quantize, compiled=compiled, adapter=options.adapter)
+            model = load_architecture(
+                path, config, context, quantize, compiled=compiled, adapter=options.adapter, added=added
+            )
             if config.state_layers and name == "cpu":
                 # Else its modules would run a C++ compiler and load the result from a folder that others can write to.
                 mx.disable_compile()
@@ -195,15 +207,33 @@ class MlxRunner:
             kv_rows=needed.kv // row_bytes,
             quantization=_quantization(open_weights(path, quantize), config, quantize),
             rows_format=rows_format(
-                path, kind, quantize, options.kv_dtype, context, name, adapter=options.adapter, mtp=config.mtp
+                path,
+                kind,
+                quantize,
+                options.kv_dtype,
+                context,
+                name,
+                adapter=options.adapter,
+                adapters=adapters_digest(modules),
+                mtp=config.mtp,
             ),
+            adapters=tuple(each for each, _ in modules),
             embedding_width=width,
             state_bytes=state_bytes,
             rollback_rows=rollback,
             bidirectional_images=tower is not None and tower.config.bidirectional != "none",
             hidden_width=config.hidden_size,
         )
-        return cls(model, config, capabilities, chosen, options.kv_dtype, attention=options.attention, tower=tower)
+        return cls(
+            model,
+            config,
+            capabilities,
+            chosen,
+            options.kv_dtype,
+            attention=options.attention,
+            tower=tower,
+            adapters=step,
+        )
 
     @property
     def graphs_failed(self) -> int:
@@ -514,6 +544,8 @@ class MlxRunner:
             for number, layer in enumerate(self._config.plan)
             if layer.kind != "none"
         ]
+        if self._adapters is not None:
+            self._adapters.set(chunks)
         hidden: mx.array = self._model.model(tokens, cache=caches)
         return hidden[:, 0]
 

@@ -269,6 +269,8 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
         leaving_bytes=leaving_bytes(spec.predecessor, os.getppid()),  # the parent of a worker is the server
         reserved_bytes=tier_reserve(spec.prefix_cache_bytes, spec.prefix_cache_dir),
         adapter=Path(spec.adapter) if spec.adapter else None,
+        lora_modules=tuple((name, Path(path)) for name, path in spec.lora_modules.items()),
+        max_lora_rank=spec.max_lora_rank,
         embeddings=spec.embeddings,
         vision=spec.vision,
         attention=spec.attention,
@@ -380,6 +382,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         sparse=spec.sparse_prefill or spec.attention,
         hidden_width=SCRIPTED_WIDTH,
         bidirectional=spec.scripted.pooling != "vectors",
+        adapters=tuple(spec.lora_modules),
     )
 
 

@@ -32,6 +32,7 @@ from workers.host.memory import rows_of, spare_bytes
 from workers.load_options import Progress, SparseSettings
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
 from workers.pooling.checkpoint_default import default_pooling
+from workers.pooling.classifier import Classifier
 from workers.pooling.served_pooling import NO_POOLING, ServedPooling
 from workers.prefix_store.directory import DirectoryUnusable, default_directory
 from workers.prefix_store.store import PrefixStore
@@ -168,7 +169,10 @@ def _pooling(spec: WorkerSpec, capabilities: RunnerCapabilities) -> ServedPoolin
         return scripted_pooling(spec.scripted.pooling, width)
     if not width:
         return NO_POOLING
-    return default_pooling(Path(spec.model_path), width, generates=generates)
+    path = Path(spec.model_path)
+    classifier = None if generates else Classifier.of(path)
+    labels = 0 if classifier is None else classifier.labels
+    return default_pooling(path, width, generates=generates, classifier=classifier, labels=labels)
 
 
 def kv_tokens(

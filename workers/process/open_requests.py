@@ -67,6 +67,7 @@ class OpenRequests:
             sparse=loaded.sparse,
             images=loaded.images,
             pooling=loaded.pooling,
+            adapters=loaded.engine.capabilities.adapters,
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted, self._answered)
         self._timer: asyncio.TimerHandle | None = None

@@ -5,7 +5,7 @@ Runs on the event loop. Every stream that `admit` accepts gets exactly one termi
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -49,6 +49,7 @@ from workers.process.prompts.images.image_source import ImageSource
 from workers.process.prompts.prompt_builder import PromptBuilder, PromptResult, TokenizedPrompt, build_or_error
 from workers.process.prompts.prompt_query import answer_query
 from workers.process.prompts.refusal import PromptRefused
+from workers.process.prompts.request_adapter import adapter_refusal
 from workers.process.stream_deadlines import StreamDeadlines
 from workers.text.tokenizer import Tokenizer
 
@@ -114,16 +115,18 @@ class OutputProcessor:
         sparse: SparseSettings | None = None,
         images: ImageSource | None = None,
         pooling: ServedPooling = NO_POOLING,
+        adapters: Sequence[str] = (),
     ) -> None:
         """`max_live` limits the open sequences; more are refused with OVERLOADED. `clock` gives seconds. `context`,
         `eos_ids`, `grammars`, `formats`, `vocab_size`, `sparse`, `images` and `pooling` as in `PromptBuilder`.
-        `sampling_defaults` stand for parameters that a request leaves open."""
+        `sampling_defaults` stand for parameters that a request leaves open. `adapters` as in `RunnerCapabilities`."""
         self._vocab_size = vocab_size
         self._labels = LogprobLabels(tokenizer)
         self._prompt_builder = PromptBuilder(
             tokenizer, context, eos_ids, grammars, formats, vocab_size, sparse, images, pooling
         )
         self._sampling_defaults = sampling_defaults or {}
+        self._adapters = {name: number for number, name in enumerate(adapters, 1)}
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, OpenSequence] = {}
@@ -202,6 +205,8 @@ class OutputProcessor:
             if isinstance(prompt, TokenizedPrompt):
                 constraint = build_or_error(partial(self.build_constraint, prompt), submit)
         self._reached = max(self._reached, stream)
+        if submit.adapter and (refused := adapter_refusal(submit, self._adapters)):
+            return _refused(stream, ErrorCode.INVALID, refused, "model")
         for built in (prompt, constraint):
             if isinstance(built, PromptRefused):
                 failed = Failed(stream, built.code, clip(str(built)), built.field, built.retry_after_s)
@@ -258,6 +263,7 @@ class OutputProcessor:
             example=prompt.example,
             images=prompt.images,
             pooled=prompt.pooled,
+            adapter=self._adapters.get(submit.adapter, 0),
         )
         return SubmitResult(request, None)
 

@@ -176,6 +176,7 @@ class WorkerService:
             rows_format=clip(loaded.engine.rows_format, MAX_NAME),
             row_bytes=loaded.engine.capabilities.row_bytes,
             tier=loaded.engine.shared_tier,
+            adapters=loaded.engine.capabilities.adapters,
         )
         self._outbox.send_nowait([ready])
         # The gateway logs `worker_ready` at level info.

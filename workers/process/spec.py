@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from protocol.bounds import MAX_COUNT, MAX_SLOTS, MAX_TOKENS, MIN_KEEP, Label, Name
+from protocol.bounds import MAX_ADAPTERS, MAX_COUNT, MAX_SLOTS, MAX_TOKENS, MIN_KEEP, Label, Name
 from protocol.events import Phases
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
 from workers.engine.images.image_row_cache import DEFAULT_CACHE_BYTES
 from workers.faults.plan import Fault, of_incarnation
 from workers.host.cpu_plan import AUTO as BIND_AUTO
-from workers.load_options import SparseSettings
+from workers.load_options import MAX_LORA_RANK, SparseSettings
 from workers.output_formats.formats.choice import AUTO
 from workers.precision import CpuTarget, Dtype, KvDtype, Quantize, WindowCache
 
@@ -81,6 +81,12 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The name under which it is shown."""
     adapter: str = ""
     """Directory of a LoRA adapter of mlx-lm, which is applied to the model; empty for none."""
+    lora_modules: Annotated[dict[Name, str], Meta(max_length=MAX_ADAPTERS)] = {}
+    """Names and directories of LoRA adapters that requests choose."""
+    max_lora_rank: Annotated[int, Meta(ge=1, le=MAX_LORA_RANK)] = 64
+    """The highest rank that one of them may have."""
+    max_loras: Annotated[int, Meta(ge=1, le=MAX_ADAPTERS)] = 8
+    """The most of them."""
     sparse_prefill: bool = False
     """Requests may ask that only a part of their prompt is computed, which the draft model chooses."""
     sparse_prefill_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0

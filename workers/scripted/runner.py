@@ -60,14 +60,14 @@ class ScriptedRunner:
     `prefill_tokens_per_second` that of prompt tokens (0 is no limit), with `clock` and `sleep` in seconds.
     `exact_rows`, `block_rows`, `decode_rows` and `draft_rows` are reported as capabilities. `state_bytes` (0, or
     `STATE_BYTES` and more) is the size of a recurrent state, of which `rollback_rows` can be taken back; with
-    `row_bytes` 0 tokens follow from it alone. With `sparse`, positions may be beyond rows, and attention can be read:
-    a row attends as the hash of a row says. With `images` there is a vision tower, whose parts take
+    `row_bytes` 0 tokens follow from it alone. With `sparse`, positions may be beyond rows, and attention can be
+    read: a row attends as the hash of a row says. With `images` there is a vision tower, whose parts take
     `image_part_seconds`; with `mrope` positions may have three axes and be less than rows, and with
-    `bidirectional_images` a chunk has all of an image. Hidden states of `hidden_width` numbers follow from the hash of
-    their row; with `bidirectional` from that of the whole sequence, of which no rows are kept. A sample with a NaN bias
-    returns no
-    token, and its slot must be reset, as on a real device. `violations` keeps the texts of all `ContractError`s,
-    because the engine contains exceptions.
+    `bidirectional_images` a chunk has all of an image. Hidden states of `hidden_width` numbers follow from the hash
+    of their row; with `bidirectional` from that of the whole sequence, of which no rows are kept. With `adapters`,
+    the hash of a row depends on its adapter. A sample with a NaN bias returns no token, and its slot must be reset,
+    as on a real device. `violations` keeps the texts of all `ContractError`s, because the engine contains
+    exceptions.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class ScriptedRunner:
         image_part_seconds: float = 0.0,
         hidden_width: int = 0,
         bidirectional: bool = False,
+        adapters: Sequence[str] = (),
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -118,6 +119,7 @@ class ScriptedRunner:
             rollback_rows=rollback_rows,
             hidden_width=hidden_width,
             bidirectional=bidirectional,
+            adapters=tuple(adapters),
         )
         self._sparse = sparse
         self._mrope = mrope
@@ -190,7 +192,7 @@ class ScriptedRunner:
         for chunk, spec in zip(chunks, specs, strict=True):
             self._take_back(chunk)
             for token, position in self._values(chunk):
-                self._write(chunk.slot, token, position)
+                self._write(chunk.slot, token, position, chunk.adapter)
             self._settle_state(chunk.slot)
             tokens.append(None if spec is None else self._sample_last(chunk.slot, *with_masks([spec])))
         self._sampled = [token for token, spec in zip(tokens, specs, strict=True) if spec is not None]
@@ -248,7 +250,7 @@ class ScriptedRunner:
             self._kept[chunk.slot] = chunk.start + 1
         written: list[int] = []
         for row in rows:
-            self._write(row.slot, row.token, row.position)
+            self._write(row.slot, row.token, row.position, row.adapter)
             written.append(self._value(row.slot))
         for chunk in chunks:
             self._has_state.decoded(chunk.slot, len(chunk.tokens))
@@ -296,7 +298,7 @@ class ScriptedRunner:
         values = np.zeros((len(chunk.tokens), self._capabilities.vocab_size), np.float32)
         self._take_back(chunk)
         for index, token in enumerate(chunk.tokens):
-            self._write(chunk.slot, token, chunk.position + index)
+            self._write(chunk.slot, token, chunk.position + index, chunk.adapter)
             greedy = SampleSpec(Sampling(), chunk.position + index + 1)
             values[index, self._sample(self._value(chunk.slot), greedy)] = 4.0
         self._settle_state(chunk.slot)
@@ -475,7 +477,8 @@ class ScriptedRunner:
     def _written(self, slot: int) -> int:
         return len(self._history[slot]) - 1
 
-    def _write(self, slot: int, token: int, position: int) -> None:
+    def _write(self, slot: int, token: int, position: int, adapter: int = 0) -> None:
+        token += adapter << 32
         before = self._history[slot][-1]
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
         if self._capabilities.state_bytes:

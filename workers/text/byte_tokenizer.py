@@ -81,11 +81,6 @@ class ByteTokenizer:
         ids = [[*self.encode(text, special=True), EOS_ID] for text in (first, second)]
         return [*ids[0], *ids[1]], [0] * len(ids[0]) + [1] * len(ids[1])
 
-    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
-        """Return the ids of two texts, each with the end-of-sequence token behind it, and the segment of each."""
-        ids = [[*self.encode(text, special=True), EOS_ID] for text in (first, second)]
-        return [*ids[0], *ids[1]], [0] * len(ids[0]) + [1] * len(ids[1])
-
     def encode_short(self, text: str) -> list[int]:
         """See `Tokenizer.encode_short`."""
         return self.encode(text, special=False)

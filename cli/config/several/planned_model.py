@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from cli.config.launch import worker_launches, worker_specs
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.model_settings import NEVER, ModelSettings
+from cli.config.panels.lora import named_adapters
 from cli.config.settings import Settings
 from gateway.fleet.launch import WorkerLaunch
 from gateway.models.context_shares import ModelMemory, rounded
@@ -102,6 +103,7 @@ def configured_terms(settings: Settings, wanted: ModelSettings, name: str) -> Mo
     return ModelTerms(
         name=name,
         aliases=wanted.aliases,
+        adapters=tuple(named_adapters(settings.lora_modules)),
         load=wanted.load,
         keep_alive_s=keep_alive_s(wanted),
         priority=wanted.priority,

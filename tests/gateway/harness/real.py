@@ -47,6 +47,7 @@ def launch(
     role: Phases = "both",
     draft_model: str = "",
     adapter: str = "",
+    lora_modules: Sequence[str] = (),
     sparse_prefill_tokens: int = 0,
     **scripted: Any,
 ) -> WorkerLaunch:
@@ -67,6 +68,7 @@ def launch(
         draft_model=draft_model,
         draft_name=draft_model,
         adapter=adapter,
+        lora_modules=dict.fromkeys(lora_modules, ""),
         sparse_prefill=bool(sparse_prefill_tokens),
         sparse_prefill_tokens=sparse_prefill_tokens,
         scripted=ScriptedSpec(tokens_per_second=rate, drafts=bool(draft_model), **scripted),

@@ -52,7 +52,7 @@ class Draft(NamedTuple):
         return [
             first,
             *(
-                DecodeRow(first.slot, token, first.start + at, first.position + at, spec)
+                DecodeRow(first.slot, token, first.start + at, first.position + at, spec, first.adapter)
                 for at, (token, spec) in enumerate(drafted, 1)
             ),
         ]

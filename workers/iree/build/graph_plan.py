@@ -19,6 +19,8 @@ from workers.iree.build.source_digest import source_digest
 from workers.iree.build.tower_graphs import TowerGraphs
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
+from workers.iree.lora.adapted_ops import AdaptedOps
+from workers.iree.lora.lora_plan import ADAPTED, LoraPlan, typed
 from workers.iree.model.attention_queries import attention_queries
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
 from workers.iree.model.kv_layout import CacheLayout, KvLayout
@@ -96,6 +98,9 @@ class GraphPlan:
     """There is a graph of the queries of a few rows, for the scores of sparse prefill."""
     vision: VisionConfig | None = None
     """The vision tower, if there is one. Its rows of embeddings are taken as those of `embeddings` are."""
+    lora: LoraPlan | None = None
+    """The matrices that adapters change. There are graphs of steps whose rows have adapters, beside those of steps
+    without."""
 
     def required(self) -> list[tuple[str, ...]]:
         """Return the fewest graphs that can serve everything, those of one module together."""
@@ -107,7 +112,9 @@ class GraphPlan:
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
         embedded = [(f"{EMBEDDED}_{size}",) for size in self.embedded_sizes]
         decode, *others = ((f"{kind}_{sizes[-1]}",) for kind, sizes in largest)
-        return [decode, *self._queries_groups(), *others, (SAMPLE,), *embedded, *self._tower_groups]
+        adapted = [] if self.lora is None else [(ADAPTED + group[0],) for group in (decode, others[0], *embedded)]
+        before = [decode, *adapted[:1], *self._queries_groups(), *others, (SAMPLE,), *embedded, *adapted[1:]]
+        return [*before, *self._tower_groups]
 
     def first(self) -> list[tuple[str, ...]]:
         """Return the required graphs without which nothing is served. Until the others are there, a decode graph of
@@ -118,7 +125,7 @@ class GraphPlan:
             return required
         if not self.block or self.buckets[-1] < self.block:
             return required
-        return required[: 1 + len(self._queries_groups())]
+        return required[: 1 + (self.lora is not None) + len(self._queries_groups())]
 
     def optional(self) -> list[tuple[str, ...]]:
         """Return the graphs that make serving cheaper, those first that are missed most."""
@@ -131,8 +138,9 @@ class GraphPlan:
         if isinstance(self.ops, PlainOps):
             return self._on_logits_groups(ON_DEMAND + WIDE_SAMPLING)
         drafts = [(f"decode_{self.draft_rows}",), *self._on_logits_groups(ON_DEMAND, [self.draft_rows])]
-        hidden = [(f"{HIDDEN}_{size}",) for size in self.hidden_sizes]
-        return [(f"score_{self.score_chunk}",), *hidden, *self._on_logits_groups(ON_DEMAND), *drafts]
+        hidden, score = [(f"{HIDDEN}_{size}",) for size in self.hidden_sizes], (f"score_{self.score_chunk}",)
+        adapted = [] if self.lora is None else [(ADAPTED + name,) for (name,) in (score, drafts[0])]
+        return [score, *hidden, *self._on_logits_groups(ON_DEMAND), *drafts, *adapted]
 
     def everything(self) -> list[tuple[str, ...]]:
         return self.required() + self.optional() + self.rare()
@@ -147,7 +155,8 @@ class GraphPlan:
         decode = [(f"decode_{bucket}",) for bucket in self.buckets]
         prefill = [(f"prefill_{size}",) for size in reversed(self.prefill_sizes)]
         heads = [(f"head_{size}",) for size in self.head_sizes]
-        return [*decode[:1], *heads[:1], *prefill, *decode[1:], *heads[1:], *self._mtp_groups()]
+        adapted = [] if self.lora is None else [(ADAPTED + name,) for (name,) in (*decode, *prefill)]
+        return [*decode[:1], *heads[:1], *prefill, *decode[1:], *heads[1:], *self._mtp_groups(), *adapted]
 
     def _queries_groups(self) -> list[tuple[str, ...]]:
         return [(f"{QUERIES}_{LOOKED_ROWS}",)] if self.queries else []
@@ -254,9 +263,10 @@ class GraphPlan:
             return "\n".join([*names, str(self.config.vocab_size), source_digest(sampling_module.__module__)])
         if self.tower is not None and names == self.tower.names:
             return self.tower.describe()
-        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False, vision=None))
+        lora = self.lora if _are_adapted(names) else None
+        plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False, vision=None, lora=lora))
         parts = [*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)]
-        if self.vision is not None and any(name.startswith(EMBEDDED) for name in names):
+        if self.vision is not None and any(EMBEDDED in name for name in names):
             parts.append(f"{self.embedded_parts} {self.vision.bidirectional}")
         return "\n".join(parts)
 
@@ -270,10 +280,14 @@ class GraphPlan:
         graphs = [self._graph(name) for name in names]
         used = () if all(graph.pure for graph in graphs) else self.weights
         needed = {stored.name: struct(stored.shape, stored.dtype) for stored in used}
+        if self.lora is not None and _are_adapted(names):
+            needed |= self.lora.parameters(self.ops.dtype)
         return lower_module(graphs, needed, {} if isinstance(self.ops, PlainOps) else self.ops.bodies)
 
     def _graph(self, name: str) -> Graph:
         kind, _, size = name.partition("_")
+        if kind.startswith(ADAPTED):
+            return self._adapted(name, kind.removeprefix(ADAPTED), int(size))
         if kind == "decode":
             return self._decode(name, int(size))
         if kind == "prefill":
@@ -356,7 +370,7 @@ class GraphPlan:
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
         """Return the parameters with quantized matrices as such."""
         stored = {each.name: each for each in self.weights}
-        return {name: stored[name].typed(array) for name, array in arrays.items()}
+        return {name: typed(stored[name], array) for name, array in arrays.items()}
 
     @property
     def _numpy(self) -> Any:
@@ -395,6 +409,21 @@ class GraphPlan:
             return Graph(name, decode, inputs, in_place=self._kept_in_place(2))
         in_place = (*self._kept_in_place(2), (len(inputs), 0))
         return Graph(name, decode, (*inputs, struct((batch,), "int32")), in_place=in_place)
+
+    def _adapted(self, name: str, kind: str, size: int) -> Graph:
+        """Return a graph of steps whose rows may have adapters. It has one more input than that of steps without, the
+        adapter of each sequence, int32 [batch], 0 for none."""
+        lora, ops = self.lora, self.ops
+        if lora is None or isinstance(ops, PlainOps):
+            raise TypeError("adapters are applied on CPUs only")  # refused when the plan is made
+        own = replace(self, ops=AdaptedOps.of(ops), lora=None)._graph(f"{kind}_{size}")
+        tokens = 1 if kind == "decode" else self.block
+
+        def adapted(*values: Any) -> tuple[jax.Array, ...]:
+            *inputs, adapters, weights = values
+            return own.function(*inputs, lora.adapted(weights, adapters, tokens))
+
+        return Graph(name, adapted, (*own.inputs, struct((size // tokens,), "int32")), in_place=own.in_place)
 
     def _prefill(self, name: str, chunk: int, *, embedded: bool = False) -> Graph:
         """`chunk` rows, in blocks of a slot each -> the last rows; cache.
@@ -563,6 +592,11 @@ class GraphPlan:
         in_place = ((0, 0),) if kind == "edit" else ()
         logits = struct((rows, self.config.vocab_size), "float32")
         return Graph(name, on_logits, (logits, *arguments), in_place=in_place, pure=True)
+
+
+def _are_adapted(names: Sequence[str]) -> bool:
+    """Return whether the graphs of a module are of steps whose rows may have adapters."""
+    return any(name.startswith(ADAPTED) for name in names)
 
 
 def _copied(cache: KvLayout, kv: jax.Array, source: jax.Array, target: jax.Array, length: jax.Array) -> jax.Array:

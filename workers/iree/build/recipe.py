@@ -1,6 +1,6 @@
 """The recipe of a model's graphs: every process traces the same ones from it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -8,6 +8,7 @@ from msgspec import Struct
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.parts import LatentAttention
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.lora.adapted_matrices import adapter_stacks, read_adapters
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.graph_plan import GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.device.cpu import Cpu
@@ -18,10 +19,11 @@ from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.integer_dots import choose_integer_dots
 from workers.iree.kernels.matmul.packing import GROUPS
+from workers.iree.lora.lora_plan import LoraPlan
 from workers.iree.model.kv_layout import CacheLayout
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.state_versions import rollback_rows
-from workers.iree.model.stored_parameters import quantization_of, stored_parameters
+from workers.iree.model.stored_parameters import Stored, quantization_of, stored_parameters
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.width_padding import WidthPadding
 from workers.iree.model.window_ring import ring_rows
@@ -61,6 +63,9 @@ class Recipe(Struct, frozen=True, tag="decoder"):
     vision: bool = False
     """The graphs of the checkpoint's vision tower are among them, and those for its rows of embeddings."""
     window_cache: WindowCache = "full"
+    lora_modules: tuple[tuple[str, str], ...] = ()
+    """Names and directories of adapters that requests choose, of which the headers of the tensors are read."""
+    max_lora_rank: int = 0
 
     @classmethod
     def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
@@ -90,6 +95,8 @@ class Recipe(Struct, frozen=True, tag="decoder"):
             queries=options.attention,
             vision=options.vision and find_tower(path) is not None,
             window_cache=options.window_cache if device.local else "full",
+            lora_modules=tuple((name, str(path)) for name, path in options.lora_modules),
+            max_lora_rank=options.max_lora_rank,
         )
 
     def plan(self) -> GraphPlan:
@@ -108,6 +115,7 @@ class Recipe(Struct, frozen=True, tag="decoder"):
         if tiled and config.latent is not None:
             self._check_latent(config.latent)
         stored = stored_parameters(config, ops, open_weights(Path(self.model), self.quantize), self.quantize)
+        lora = self._lora(config, ops, stored) if self.lora_modules else None
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
         multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
@@ -133,7 +141,15 @@ class Recipe(Struct, frozen=True, tag="decoder"):
             embeddings=self.embeddings or tower is not None,
             queries=self.queries,
             vision=None if tower is None else tower.config,
+            lora=lora,
         )
+
+    def _lora(self, config: ModelConfig, ops: TiledOps | PlainOps, stored: Sequence[Stored]) -> LoraPlan:
+        """Return the matrices that adapters change. Raises `LoadRefused`."""
+        if not isinstance(ops, TiledOps):
+            raise DeviceError("lora_modules: adapters of requests run on CPUs only: take a CPU or --backend mlx")
+        modules = [(name, Path(path)) for name, path in self.lora_modules]
+        return LoraPlan.of(adapter_stacks(config, read_adapters(modules, self.max_lora_rank)), stored, ops)
 
     def _check_latent(self, kind: LatentAttention) -> None:
         """Refuse sizes of latent attention that are no whole vectors. Raises `CheckpointError`."""

@@ -44,11 +44,16 @@ class Stored:
         """Return the tensor of a graph as `Ops` takes it."""
         if self.packing is None:
             return array
-        return PackedMatrix(array, self.packing, _padded_shape(self.axes, self.parameter)[1])
+        return PackedMatrix(array, self.packing, self.padded_shape[1])
 
     @property
     def name(self) -> str:
         return self.parameter.name
+
+    @property
+    def padded_shape(self) -> Shape:
+        """The shape of the tensor before it is packed, padding included."""
+        return _padded_shape(self.axes, self.parameter)
 
     @property
     def nbytes(self) -> int:

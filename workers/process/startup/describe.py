@@ -18,6 +18,7 @@ from workers.output_formats.formats.choice import AUTO, choose_formats
 from workers.precision import CpuTarget
 from workers.process.backends import SCRIPTED_CONTEXT, choose_backend, family_plugins, plugged, served_config
 from workers.process.spec import WorkerSpec
+from workers.process.startup.lora import check_lora, lora_digest
 
 if TYPE_CHECKING:
     from workers.checkpoints.checkpoint import ModelConfig
@@ -61,6 +62,7 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
         raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave the setting `cpu` out")
     if spec.sparse_prefill and not spec.draft_model:
         raise LoadRefused("sparse_prefill: a smaller model scores the prompts: set --draft-model, or leave it out")
+    check_lora(spec)
     if backend == "scripted":
         context = spec.context or SCRIPTED_CONTEXT
         return Described("scripted", "none", context, context, "", "scripted", _scripted_digest(spec))
@@ -94,6 +96,8 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     by = _computed_by(backend, spec.cpu, compile_only)
     if spec.adapter:
         model = hashlib.sha256(f"{model} {_adapter_digest(spec, backend)}".encode()).hexdigest()[:32]
+    if spec.lora_modules:
+        model = hashlib.sha256(f"{model} {lora_digest(spec, backend, config)}".encode()).hexdigest()[:32]
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {by}"
     if spec.kv_dtype != "auto":
         settings += f" kv {spec.kv_dtype}"

@@ -100,6 +100,7 @@ def draft_spec(spec: WorkerSpec) -> WorkerSpec:
         model_path=spec.draft_model,
         draft_model="",
         adapter="",
+        lora_modules={},
         sparse_prefill=False,
         attention=spec.sparse_prefill,
         speculate="off",

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.reference.test_vision import as_file, load_model, picture
-from tests.reference.vision_processors import process
+from tests.reference.vision.processors import process
+from tests.reference.vision.test_vision import as_file, load_model, picture
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.workers.iree.conftest import Load
 from tests.workers.iree.vision.prompted import GREEDY, Prompted, finish

@@ -146,7 +146,7 @@ def test_a_decode_row_behind_an_image_has_its_position(name: str, load_with: Any
 
 def last_row_seen(runner: Runner, chunk: Chunk) -> NDArray[np.bool_]:
     """Which rows of the logits depend on the last row of the image."""
-    assert chunk.embeddings is not None
+    assert isinstance(chunk.embeddings, PromptEmbeddings)
     before = runner.logits(chunk)
     rows = chunk.embeddings.rows.copy()
     rows[IMAGE - 1] += 1.0
@@ -170,7 +170,7 @@ def test_deep_stack_columns_reach_their_layers(load_with: Any) -> None:
     """Each column changes the image's rows, and none of those before."""
     runner, _ = load_with("qwen3_vl")
     chunk = prompt_of(runner, runner.vision._loaded.config)
-    assert chunk.embeddings is not None
+    assert isinstance(chunk.embeddings, PromptEmbeddings)
     whole = runner.logits(chunk)
     for column in range(3):
         rows = chunk.embeddings.rows.copy()

@@ -1,0 +1,56 @@
+"""The settings of LoRA adapters that requests choose."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel
+from pydantic_settings import NoDecode
+
+from cli.config.errors import CommandFailed
+from cli.config.panels.field import ENGINE, setting
+from protocol.bounds import MAX_ADAPTERS, MAX_NAME
+from workers.load_options import MAX_LORA_RANK
+
+MAX_LORAS, MAX_RANK = 8, 64
+"""The defaults of the bounds."""
+
+
+class LoraSettings(BaseModel):
+    """The adapters of a model, which requests name in place of the model."""
+
+    lora_modules: Annotated[tuple[str, ...], NoDecode] = setting(
+        (),
+        ENGINE,
+        "LoRA adapter that requests may name as their model: its name and its directory, of PEFT or mlx-lm. "
+        "Repeatable.",
+        "NAME=DIR",
+        f"a list of at most {MAX_ADAPTERS} texts NAME=DIR",
+        max_length=MAX_ADAPTERS,
+    )
+    max_loras: int = setting(
+        MAX_LORAS,
+        ENGINE,
+        "Maximum number of adapters of a model; all of them may be in one step.",
+        ge=1,
+        le=MAX_ADAPTERS,
+    )
+    max_lora_rank: int = setting(
+        MAX_RANK, ENGINE, "Maximum rank of an adapter that requests name.", ge=1, le=MAX_LORA_RANK
+    )
+
+
+def named_adapters(modules: Sequence[str]) -> dict[str, str]:
+    """Return the directories of adapters by their names. Raises `CommandFailed` for a text of another form and for a
+    name twice."""
+    found: dict[str, str] = {}
+    for text in modules:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            raise CommandFailed(f"lora_modules: {text!r} is not NAME=DIR")
+        if len(name) > MAX_NAME or not name.isprintable():
+            raise CommandFailed(f"lora_modules: {name[:MAX_NAME]!r} is no name: give up to {MAX_NAME} characters")
+        if name in found:
+            raise CommandFailed(f"lora_modules: there are two adapters {name!r}: give each a name of its own")
+        found[name] = str(Path(path).expanduser().absolute())
+    return found

@@ -1,0 +1,100 @@
+"""Adapters that the rows of a step choose, on IREE."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protocol.request import Sampling
+from tests.gate import run_gate
+from tests.sampled import sampled
+from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora, merged
+from tests.workers.iree.conftest import Load
+from workers.engine.runner import Chunk, DecodeRow
+from workers.errors import LoadRefused
+from workers.iree.lora.lora_plan import ADAPTED
+from workers.iree.runner import IreeRunner
+from workers.sampling.sample_spec import SampleSpec
+
+TOKENS = tuple(map(int, np.random.default_rng(5).integers(3, 500, 20)))
+TOLERANCE = 1e-4
+"""The bound of logits in float32 beside those of merged weights, whose sums have another order."""
+Modules = tuple[tuple[str, Path], ...]
+
+
+@pytest.fixture(scope="session")
+def modules(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Modules:
+    root = tmp_path_factory.mktemp("adapters")
+    one = make_lora(root / "one", checkpoint, seed=1)
+    return ("one", one), ("two", make_lora(root / "two", checkpoint, targets=ATTENTION[:3], rank=9, seed=2))
+
+
+def rows_after(runner: IreeRunner, adapters: list[int], steps: int = 4) -> list[bytes]:
+    """Compute the same prompt and some tokens in a slot for each adapter, all in the same calls: their cache rows."""
+    spec, count = SampleSpec(Sampling(), len(TOKENS)), len(TOKENS)
+    slots = range(len(adapters))
+    for slot in slots:
+        runner.reset(slot)
+    chunks = [Chunk(slot, TOKENS, 0, 0, adapter=adapter) for slot, adapter in enumerate(adapters)]
+    tokens = sampled(runner.prefill(chunks, [spec] * len(chunks)))
+    for at in range(count, count + steps):
+        rows = [DecodeRow(slot, tokens[slot], at, at, spec, adapters[slot]) for slot in slots]
+        tokens = sampled(runner.decode(rows))
+    return [bytes(runner.read_rows(slot, 0, count + steps)) for slot in slots]
+
+
+def test_rows_of_one_step_have_adapters_of_their_own(
+    load: Load, checkpoint: Path, modules: Modules, tmp_path: Path
+) -> None:
+    plain, adapted = load(), load(lora_modules=modules)
+    assert adapted.capabilities.adapters == ("one", "two")
+    assert adapted.capabilities.rows_format != plain.capabilities.rows_format
+    together = rows_after(adapted, [0, 1, 2, 1, 0])
+    alone = [rows_after(adapted, [adapter])[0] for adapter in (0, 1, 2)]
+    assert together == [alone[adapter] for adapter in (0, 1, 2, 1, 0)]
+    assert len(set(alone)) == 3
+    assert alone[0] == rows_after(plain, [0])[0], "bits of a server without adapters"
+    for number, (name, path) in enumerate(modules, 1):
+        whole = load(merged(tmp_path / name, checkpoint, path))
+        adapted.reset(0)
+        own, expected = (each.logits(Chunk(0, TOKENS, 0, 0, adapter=a)) for each, a in ((adapted, number), (whole, 0)))
+        np.testing.assert_allclose(own, expected, atol=TOLERANCE)
+        whole.close()
+    with pytest.raises(ValueError, match="adapter: 3, of 2"):
+        adapted.logits(Chunk(0, TOKENS, 0, 0, adapter=3))
+    plain.close()
+    adapted.close()
+
+
+def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def make() -> IreeRunner:
+        made = load(lora_modules=modules)
+        call = made._call
+
+        def noted(name: str, *given: Any) -> Any:
+            calls.append(name)
+            return call(name, *given)
+
+        monkeypatch.setattr(made, "_call", noted)
+        return made
+
+    report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True)
+    assert min(report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
+    kinds = {name.partition("_")[0] for name in calls}
+    assert kinds >= {"decode", "prefill", f"{ADAPTED}decode", f"{ADAPTED}prefill"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+def test_gate_of_other_types(load: Load, modules: Modules, dtype: str, quantize: str) -> None:
+    report = run_gate(lambda: load(lora_modules=modules, dtype=dtype, quantize=quantize), requests=16, max_tokens=8)
+    assert report.shared > 0
+
+
+def test_a_device_without_the_kernels_of_cpus_is_refused(load: Load, modules: Modules) -> None:
+    with pytest.raises(LoadRefused, match="lora_modules: adapters of requests run on CPUs only"):
+        load(lora_modules=modules, device="generic-task")

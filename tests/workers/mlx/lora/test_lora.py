@@ -1,0 +1,46 @@
+"""Adapters that the rows of a step choose, on MLX."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checkpoints import make_checkpoint
+from tests.gate import run_gate
+from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora, merged
+from tests.workers.mlx.conftest import Load, load_runner
+from workers.checkpoints.checkpoint import CheckpointError
+from workers.engine.runner import Chunk
+
+TOKENS = tuple(map(int, np.random.default_rng(5).integers(3, 500, 20)))
+
+
+@pytest.mark.parametrize("bits", [None, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_gate(tmp_path: Path, load: Load, bits: int | None) -> None:
+    path = make_checkpoint(tmp_path / "model", layers=2, quantized_bits=bits)
+    one = make_lora(tmp_path / "one", path, seed=1)
+    modules = (("one", one), ("two", make_lora(tmp_path / "two", path, targets=ATTENTION[:3], rank=9, seed=2)))
+    report = run_gate(
+        lambda: load_runner(path, slots=6, context=64, lora_modules=modules),
+        requests=10,
+        longest=34,
+        max_tokens=6,
+        speculates=True,
+    )
+    assert min(report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
+    plain, adapted = load(path), load(path, lora_modules=modules)
+    assert plain.capabilities.rows_format != adapted.capabilities.rows_format
+    assert (plain.logits(Chunk(0, TOKENS, 0, 0)) == adapted.logits(Chunk(0, TOKENS, 0, 0))).all()
+    if bits is None:
+        own = adapted.logits(Chunk(1, TOKENS, 0, 0, adapter=1))
+        whole = load(merged(tmp_path / "merged", path, one)).logits(Chunk(0, TOKENS, 0, 0))
+        np.testing.assert_allclose(own, whole, atol=1e-4)
+        assert abs(own - plain.logits(Chunk(1, TOKENS, 0, 0))).max() > 0.1
+
+
+def test_experts_are_refused_by_name(tmp_path: Path, load: Load) -> None:
+    path = make_checkpoint(tmp_path / "model", "qwen3_moe", layers=2)
+    dense = make_checkpoint(tmp_path / "dense", layers=2)
+    adapter = make_lora(tmp_path / "one", dense, targets=["down_proj"])
+    with pytest.raises(CheckpointError, match=r"adapters of qwen3_moe may change k_proj, .* not model\.layers\.0\.mlp"):
+        load(path, lora_modules=(("one", adapter),))

@@ -1,0 +1,1 @@
+"""LoRA adapters that the rows of a step choose, on CPUs: docs/adr/0143."""

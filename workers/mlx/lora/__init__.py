@@ -1,0 +1,1 @@
+"""LoRA adapters that the rows of a step choose, on MLX: docs/adr/0143."""
