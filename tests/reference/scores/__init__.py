@@ -1,0 +1,1 @@
+"""Penalties and scores against transformers."""
