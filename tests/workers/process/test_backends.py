@@ -111,11 +111,13 @@ def test_a_backend_that_cannot_be_imported_names_what_to_install(
 def test_all_settings_of_a_load_reach_the_backend(tmp_path: Path) -> None:
     given = spec(
         device="d", dtype="float16", quantize="int8", kv_dtype="int8", max_batch_size=3, context=77,
-        cache_dir=str(tmp_path), threads=2, threads_bind="0-1", mmap=False, kv_bytes=5, workers=4, place=3, max_lora_rank=7,
+        cache_dir=str(tmp_path), threads=2, threads_bind="0-1", mmap=False, kv_bytes=5, workers=4, place=3,
+        max_lora_rank=7,
     )  # fmt: skip
     assert options_of(given, "iree", ModelConfig.from_dir(make_checkpoint(tmp_path))) == LoadOptions(
         device="d", dtype="float16", quantize="int8", kv_dtype="int8", slots=3, context=77, cache_dir=tmp_path,
-        threads=2, threads_bind="0-1", mmap=False, kv_bytes=5, workers=4, place=3, max_lora_rank=7,
+        threads=2, threads_bind="0-1", mmap=False, kv_bytes=5, workers=4, place=3,
+        max_lora_rank=7,
     )  # fmt: skip
 
 
