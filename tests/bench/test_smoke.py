@@ -290,6 +290,7 @@ FILES = {
 
 
 FURTHER = {
+    "bench/chaos.py",
     "bench/kernels/vision.py",
     "bench/features.py",
     "bench/gateway_load/fairness.py",

@@ -72,6 +72,7 @@ def test_the_head_of_a_hybrid_model_computes_what_the_reference_does(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_head_of_a_quantized_checkpoint(tmp_path: Path, cache_dir: Path) -> None:
     """It drafts what the head of the dequantized one does."""
     path = make_checkpoint(tmp_path, "mimo", tied=False, quantized_bits=8)

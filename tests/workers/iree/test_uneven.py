@@ -44,10 +44,8 @@ def test_logits_are_bitwise_identical(
 
 
 @slow
-@pytest.mark.parametrize(
-    ("case", "dtype"),
-    [("gemma3_text-uneven", "bfloat16"), pytest.param("qwen3_moe-uneven", "float32", marks=exhaustive)],
-)
+@exhaustive
+@pytest.mark.parametrize(("case", "dtype"), [("gemma3_text-uneven", "bfloat16"), ("qwen3_moe-uneven", "float32")])
 def test_gate(load: Load, tmp_path: Path, case: str, dtype: Dtype) -> None:
     runner = load(make_checkpoint(tmp_path / "model", **UNEVEN[case]), dtype=dtype)
     fetch_all(runner, "decode_1")
