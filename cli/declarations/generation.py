@@ -98,7 +98,7 @@ def chat(
     reasoning: generation_options.Reasoning = generation_options.DEFAULT_REASONING,
     image: Annotated[
         list[str] | None,
-        typer.Option("--image", help="Image file that goes with the first message. Repeatable.", metavar="PATH"),
+        typer.Option("--image", help="Image file that goes with the first message. Repeatable.", metavar="FILE"),
     ] = None,
     url: Url = None,
 ) -> None:

@@ -203,7 +203,7 @@ class BatchEngine:
         if self._tier is not None:
             self._restore(self._tier)
         if self._images is not None and self._image_rows is not None:
-            self._encode(self._images, self._image_rows, now)
+            self._encode_images(self._images, self._image_rows, now)
         if (alone := self._scheduler.reports_alone) is not None:
             self._scheduler.reported_rows = self._reported_rows(alone=alone)
         while call := self._scheduler.next_call():
@@ -294,7 +294,7 @@ class BatchEngine:
             for sequence in sparse.same(scored, waiting):
                 self._scheduler.scored(sequence, kept, now)
 
-    def _encode(self, images: ImageEncodings, rows: ImageRowCache, now: float) -> None:
+    def _encode_images(self, images: ImageEncodings, rows: ImageRowCache, now: float) -> None:
         """Compute parts of the images that prompts wait for, and drop rows of which none has a need."""
         needed = self._scheduler.needed_images()
         rows.trim(needed)

@@ -52,7 +52,14 @@ CONSTANTS |= {"SPARSE": SPARSE, "SPARSE_KEEP": SPARSE_KEEP}
 CONSTANTS |= dict.fromkeys(("_field(error.path)", "_field(path)"), answer_grammar.FIELD)
 """Expressions that are one field, or a part of it."""
 OF_DIALECTS = {"grammar.field", "path"}
-"""Expressions for the field of a grammar, which the dialect gave."""
+OF_DIALECTS |= {
+    "_field(source, order[0])",
+    "image.field",
+    "_field(source, 0)",
+    "images.images[0].field",
+    "request.images.images[-1].field",
+}
+"""Expressions for the field of a grammar or of an image, which the dialect gave."""
 _QUOTED = re.compile(r"`([^`{}]+)`")
 _BARE = re.compile(r"(?<![`\w.-])[a-z]+(?:_[a-z]+)+(?![`\w])")
 

@@ -83,7 +83,8 @@ class ImagePrompts:
         if not source.images and not any(message.images for message in source.messages):
             return None
         if problem := source.image_problem:
-            raise PromptRefused(ErrorCode.INVALID, problem, source.images[0].field if source.images else "messages")
+            field = source.images[0].field if source.images else "messages"
+            raise PromptRefused(ErrorCode.INVALID, problem, field)
         if self._source is None:
             raise unsupported("the model takes no images: leave them out, or ask a model that does", _field(source, 0))
         order = [place.image for message in source.messages for place in message.images]
@@ -134,4 +135,5 @@ def _field(source: ChatInput, index: int) -> str:
 
 def _other_tokens(image: Image) -> PromptRefused:
     text = "the prompt has other image tokens than those of its images: leave the text of image tokens out of messages"
-    return PromptRefused(ErrorCode.INVALID, text, image.field or "messages")
+    field = image.field or "messages"
+    return PromptRefused(ErrorCode.INVALID, text, field)
