@@ -6,6 +6,7 @@ NAMES = FieldNames(
     same_names(
         "max_tokens",
         "messages",
+        "model",
         "seed",
         "sparse_prefill",
         "sparse_prefill_keep",

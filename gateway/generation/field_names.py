@@ -25,6 +25,7 @@ FIELDS = (
     "messages",
     "min_p",
     "min_tokens",
+    "model",
     "n",
     "presence_penalty",
     "prompt",

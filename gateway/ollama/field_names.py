@@ -19,5 +19,5 @@ _SHARED = {each: f"options.{each}" for each in _OPTIONS} | {
     "max_tokens": "options.num_predict",
     "repetition_penalty": "options.repeat_penalty",
 }
-CHAT = FieldNames(_SHARED | same_names("messages", "tools") | {"prompt": "messages"})
-GENERATE = FieldNames(_SHARED | same_names("prompt") | {"messages": "prompt"})
+CHAT = FieldNames(_SHARED | same_names("messages", "model", "tools") | {"prompt": "messages"})
+GENERATE = FieldNames(_SHARED | same_names("model", "prompt") | {"messages": "prompt"})

@@ -6,6 +6,7 @@ NAMES = FieldNames(
     same_names(
         "frequency_penalty",
         "min_p",
+        "model",
         "presence_penalty",
         "repetition_penalty",
         "seed",

@@ -53,6 +53,7 @@ CONSTANTS |= dict.fromkeys(("_field(error.path)", "_field(path)"), answer_gramma
 """Expressions that are one field, or a part of it."""
 OF_DIALECTS = {"grammar.field", "path"}
 OF_DIALECTS |= {
+    "_field(source, index)",
     "_field(source, order[0])",
     "image.field",
     "_field(source, 0)",
