@@ -19,6 +19,7 @@ from tests.reference.gemma4_layers import ALL as GEMMA4_ALL
 from tests.reference.gemma4_layers import DENSE as GEMMA4_DENSE
 from tests.reference.gemma4_layers import EXPERTS as GEMMA4_EXPERTS
 from tests.reference.jax_graphs import JaxGraphs
+from tests.reference.mamba_layers import NEMOTRON_EXPERTS, NEMOTRON_LATENTS
 from tests.sampled import sampled
 from tests.uneven import UNEVEN
 from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
@@ -144,6 +145,8 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "nemotron_h": {"family": "nemotron_h", "layers": 4, "fields": {"use_conv_bias": False}},
+    "nemotron_h-experts": {"family": "nemotron_h", "layers": 4, "fields": NEMOTRON_EXPERTS},
+    "nemotron_h-latents": {"family": "nemotron_h", "layers": 4, "fields": NEMOTRON_LATENTS},
     "gpt_oss": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
     "gpt_oss-mxfp4": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
 }
