@@ -175,8 +175,12 @@ the others."""
 ON_MLX = ("gemma4-dense", "gemma4-experts", "gemma4_unified_text")
 """Gemma 4's models, which mlx-lm has in one module. In IREE's graphs the case `gemma4_text` has all of them at once."""
 JAX_FAMILIES = (*DENSE, *MIXTURES, *LATENT, "nemotron_h")
+UNGATED = ("nemotron_h-experts", "nemotron_h-latents")
+"""Experts without a gate, whose kernels tests/workers/iree/kernels/moe compares with numpy."""
 IN_JAX = [
-    case for case in CASES if case == "gemma4-small" or (CASES[case]["family"] in JAX_FAMILIES and case not in KERNELS)
+    case
+    for case in CASES
+    if case == "gemma4-small" or (CASES[case]["family"] in JAX_FAMILIES and case not in (*KERNELS, *UNGATED))
 ]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
@@ -198,6 +202,7 @@ FURTHER = {
 LIKE_OTHERS = (
     *("gemma", "granite", "mimo", "mixtral", "olmo2", "olmo3", "qwen3_moe", "smollm3"),
     *("gemma3_text-uneven", "phi3-uneven"),
+    *UNGATED,
 )
 """Cases whose operations other cases have. Their graphs are evaluated by JAX, and compiled every night."""
 FURTHER |= {("iree", case) for case in ("granitemoehybrid-experts", *LIKE_OTHERS)}
@@ -239,7 +244,7 @@ def test_greedy_tokens(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=[pytest.mark.exhaustive] if case == "gemma4-small" else ())
+        pytest.param(case, marks=[pytest.mark.exhaustive] if case in ("gemma4-small", UNGATED[0]) else ())
         for case in (*IN_JAX, *LIKE_OTHERS, "gpt_oss")
     ],
 )
