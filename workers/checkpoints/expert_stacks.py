@@ -82,9 +82,10 @@ def unstacked(tensor: str, experts: int, layout: StackLayout = "halves") -> Iter
     """List the matrices in a stack of `experts`, with the names that single matrices have in checkpoints.
 
     Stacks are those of MLX (`mlp.switch_mlp.up_proj.weight`, or `fc1` and `fc2` where experts have no gate), of
-    transformers 5 (`mlp.experts.gate_up_proj`, or `up_proj`), and of Granite (`block_sparse_moe.input_linear.weight`); single matrices are called `mlp.experts.3.up_proj.weight`, or
-    `w1` to `w3` in `block_sparse_moe` and `feed_forward`. In gpt-oss, biases are stacked as well
-    (`mlp.experts.gate_up_proj_bias`), and the stacks of MLX are `mlp.experts.up_proj.weight`.
+    transformers 5 (`mlp.experts.gate_up_proj`, or `up_proj`), and of Granite (`block_sparse_moe.input_linear.weight`);
+    single matrices are called `mlp.experts.3.up_proj.weight`, or `w1` to `w3` in `block_sparse_moe` and `feed_forward`.
+    In gpt-oss, biases are stacked as well (`mlp.experts.gate_up_proj_bias`), and the stacks of MLX are
+    `mlp.experts.up_proj.weight`.
     """
     for expert in range(experts):
         for block, part, half in _parts(tensor, layout):

@@ -107,7 +107,9 @@ class PlainExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
 class PlainUngatedExperts(switch_layers.SwitchMLP):  # type: ignore[misc]
     """mlx-lm's `SwitchMLP`, whose experts have no gate, with the square of ReLU and without `mx.compile`, for a CPU."""
 
-    def __init__(self, input_dims: int, hidden_dims: int, num_experts: int, activation: Any, bias: bool = False) -> None:
+    def __init__(
+        self, input_dims: int, hidden_dims: int, num_experts: int, activation: Any, bias: bool = False
+    ) -> None:
         super().__init__(input_dims, hidden_dims, num_experts, activation=relu2, bias=bias)
         self.fc1 = WidenedExperts(input_dims, hidden_dims, num_experts, bias=bias)
         self.fc2 = WidenedExperts(hidden_dims, input_dims, num_experts, bias=bias)

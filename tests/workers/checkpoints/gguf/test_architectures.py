@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.reference import gemma4_layers
+from tests.reference.mamba_layers import NEMOTRON_LATENTS
 from tests.workers.checkpoints.gguf import gguf_files
 from tests.workers.checkpoints.gguf.conversions import converted
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf
@@ -71,6 +72,11 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {"tied": False},
     "minicpm3": {"fields": MINICPM3},
     "nemotron_h": {"tied": False, "layers": 3},
+    "nemotron_h-experts": {
+        "tied": False,
+        "layers": 3,
+        "fields": NEMOTRON_LATENTS | {"hybrid_override_pattern": "M*E"},
+    },
     "phimoe": {"tied": False, "fields": {"router_jitter_noise": 0.01}},
 }
 """Arguments of the checkpoint of each family; behind a hyphen is another case of it."""
