@@ -101,8 +101,8 @@ def nemotron_h(family: Family, fields: Fields) -> Family:
     if "moe" not in layers:
         return family
     if fields.get("mlp_bias"):
-        problem = "NemotronHForCausalLM with a mixture of experts and biases is not supported"
-        raise UndescribedParts(fields.file, "mlp_bias", problem)
+        problem = "NemotronHForCausalLM with a mixture of experts and mlp_bias true is not supported"
+        raise UndescribedParts(fields.file, "architectures", problem)
     return replace(
         family,
         experts=True,
