@@ -271,6 +271,20 @@ def test_granite_4_is_refused_by_its_key(tmp_path: Path, key: str, value: object
     assert str(refused.value) == f"{file}: {key}: {problem}"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("expert_gating_func", 1, "1 is not supported for this architecture, only 2"),
+        ("nextn_predict_layers", 1, "a head for multi-token prediction is not supported for this architecture"),
+    ],
+)
+def test_nemotron_h_with_experts_is_refused_by_its_key(tmp_path: Path, key: str, value: int, problem: str) -> None:
+    path = make_checkpoint(tmp_path / "model", "nemotron_h", **FAMILIES["nemotron_h-experts"])
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={f"nemotron_h_moe.{key}": value})
+    with pytest.raises(CheckpointError, match=rf"nemotron_h_moe\.{key}: {problem}"):
+        ModelConfig.from_dir(file)
+
+
 HUGE: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "gpt_neox": ({"embedding_length": 1 << 24}, "gptneox.embedding_length: 16777216 makes 50331648 rows, more than"),
     "qwen3_5_text": (

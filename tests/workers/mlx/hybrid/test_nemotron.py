@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, stack_experts, write_safetensors
 from tests.reference.conftest import dequantize
 from tests.reference.mamba_layers import NEMOTRON_LATENTS
+from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import open_weights
 from workers.engine.runner import Chunk
@@ -63,3 +65,13 @@ def test_quantized_experts_are_those_of_the_checkpoint(load: Load, tmp_path: Pat
     path = make_checkpoint(tmp_path / "4-bit", "nemotron_h", layers=4, fields=fields, quantized_bits=4)
     plain = dequantize(path, tmp_path / "plain")
     np.testing.assert_allclose(load(path).logits(CHUNK), load(plain).logits(CHUNK), atol=2e-4)
+
+
+def test_experts_of_a_quantized_file_are_computed_with_as_they_are(load: Load, tmp_path: Path) -> None:
+    fields = NEMOTRON_LATENTS | WIDE | {"hybrid_override_pattern": "M*E"}
+    path = make_checkpoint(tmp_path / "model", "nemotron_h", layers=3, fields=fields, tied=False)
+    file = make_gguf(path, tmp_path / "model.gguf", Type.Q8_0)
+    write_safetensors(path / "model.safetensors", dict(open_weights(file)))
+    runner = load(file, dtype="float32")
+    assert runner._model.model.layers[2].mixer.switch_mlp.fc1.bits == 8
+    np.testing.assert_allclose(runner.logits(CHUNK), load(path).logits(CHUNK), atol=2e-4)

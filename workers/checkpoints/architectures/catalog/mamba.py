@@ -85,7 +85,7 @@ def _converted(fields: Fields) -> bool:
 
 
 def layers_of_experts(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Nemotron-H's rule: the list of layers says which are mixtures of experts."""
+    """Nemotron-H's rule: the list of layers names those with a mixture of experts."""
     return tuple(kind == "moe" for kind in fields.get("layer_types") or pattern_layers(fields, layers))
 
 
