@@ -19,7 +19,7 @@ from workers.checkpoints.weight_files import indexed_names
 
 PATTERN: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """The layers that letters of `hybrid_override_pattern` stand for."""
-NEMOTRON_EXPERTS: Mapping[str, int | bool] = {
+NEMOTRON_EXPERTS = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 7688,
