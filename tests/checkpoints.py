@@ -211,7 +211,8 @@ def stack_experts(tensors: Tensors) -> Tensors:
             out[name] = tensor
         else:
             part = rest.split(".")[1]
-            stacks.setdefault(f"{block}.switch_mlp.{names.get(part, part)}.weight", []).append(tensor)
+            mine = {"up_proj": "fc1", "down_proj": "fc2"} if block.endswith(".mixer") else names  # without a gate
+            stacks.setdefault(f"{block}.switch_mlp.{mine.get(part, part)}.weight", []).append(tensor)
     return out | {name: np.stack(parts) for name, parts in stacks.items()}
 
 

@@ -62,6 +62,8 @@ class OpsWithExperts(PlainOps):
         biases: ExpertBiases | None,
     ) -> jax.Array:
         ffn, hidden = up.shape[0] // 2, config.hidden_size
+        if not config.gated:
+            return self.linear(self.activate(self.linear(x, up, len(up)), config.activation, gated=False), down, hidden)
         if biases is None:
             return self.mlp(x, up, down, hidden, ffn, config.activation)
         assert config.activation == "clamped_swiglu"  # no other family has biases

@@ -48,6 +48,23 @@ def nemotron_fields(layers: int) -> dict[str, Any]:
     }
 
 
+NEMOTRON_EXPERTS: dict[str, Any] = {
+    "hybrid_override_pattern": "M*E-",
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "moe_shared_expert_intermediate_size": 32,
+    "n_group": 3,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+"""Fields of Nemotron-H with a layer of experts, for four layers. The shared expert is narrower than an expert."""
+NEMOTRON_LATENTS = NEMOTRON_EXPERTS | {"moe_latent_size": 40}
+"""Experts of latents, no whole vectors."""
+
+
 def granite_mamba(config: Mapping[str, Any], weights: RandomWeights) -> NamedTensors:
     heads, state = config["mamba_n_heads"], config["mamba_d_state"]
     sizes = (heads, config["mamba_d_head"], config["mamba_n_groups"], state, config["mamba_d_conv"])
@@ -68,9 +85,29 @@ def nemotron_layer(config: Mapping[str, Any], layer: int, weights: RandomWeights
             for name, size, gain in (("q", queries, 2.0), ("k", keys, 2.0), ("v", keys, 1.0)):
                 yield f"mixer.{name}_proj.weight", weights.matrix(size, hidden, gain)
             yield "mixer.o_proj.weight", weights.matrix(hidden, queries, 1.0)
+        case "E":
+            yield from _nemotron_experts(config, weights)
         case _:
-            yield "mixer.up_proj.weight", weights.matrix(ffn, hidden, 1.5)
-            yield "mixer.down_proj.weight", weights.matrix(hidden, ffn, 1.0)
+            yield from _relu2("mixer", (ffn, hidden), weights)
+
+
+def _relu2(name: str, sizes: tuple[int, int], weights: RandomWeights) -> NamedTensors:
+    """An MLP without a gate: `sizes` are its width, and that of rows."""
+    yield f"{name}.up_proj.weight", weights.matrix(*sizes, 1.5)
+    yield f"{name}.down_proj.weight", weights.matrix(*sizes[::-1], 1.0)
+
+
+def _nemotron_experts(config: Mapping[str, Any], weights: RandomWeights) -> NamedTensors:
+    """Experts and a shared one without a gate, also of latents, behind a router with a bias."""
+    hidden, count, latent = config["hidden_size"], config["n_routed_experts"], config.get("moe_latent_size")
+    yield "mixer.gate.weight", weights.matrix(count, hidden, 2.0)
+    yield "mixer.gate.e_score_correction_bias", weights.bias(count)
+    for expert in range(count):
+        yield from _relu2(f"mixer.experts.{expert}", (config["moe_intermediate_size"], latent or hidden), weights)
+    yield from _relu2("mixer.shared_experts", (config["moe_shared_expert_intermediate_size"], hidden), weights)
+    if latent:
+        yield "mixer.fc1_latent_proj.weight", weights.matrix(latent, hidden, 1.5)
+        yield "mixer.fc2_latent_proj.weight", weights.matrix(hidden, latent, 1.5)
 
 
 def _mamba(

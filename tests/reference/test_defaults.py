@@ -32,7 +32,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "glm4_moe": {"head_dim": 128},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 16},
-    "nemotron_h": {"layers_block_type": ["mamba", "attention", "mlp"], "num_hidden_layers": 3},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention", "mlp", "moe"], "num_hidden_layers": 4},
     "smollm3": {"use_sliding_window": True, "sliding_window": 9},
     "phi3": {
         "max_position_embeddings": 8192,

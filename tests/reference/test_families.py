@@ -19,6 +19,7 @@ from tests.reference.gemma4_layers import ALL as GEMMA4_ALL
 from tests.reference.gemma4_layers import DENSE as GEMMA4_DENSE
 from tests.reference.gemma4_layers import EXPERTS as GEMMA4_EXPERTS
 from tests.reference.jax_graphs import JaxGraphs
+from tests.reference.mamba_layers import NEMOTRON_EXPERTS, NEMOTRON_LATENTS
 from tests.sampled import sampled
 from tests.uneven import UNEVEN
 from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
@@ -144,6 +145,8 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "nemotron_h": {"family": "nemotron_h", "layers": 4, "fields": {"use_conv_bias": False}},
+    "nemotron_h-experts": {"family": "nemotron_h", "layers": 4, "fields": NEMOTRON_EXPERTS},
+    "nemotron_h-latents": {"family": "nemotron_h", "layers": 4, "fields": NEMOTRON_LATENTS},
     "gpt_oss": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
     "gpt_oss-mxfp4": {"family": "gpt_oss", "tied": False, "fields": {"sliding_window": 9}},
 }
@@ -172,8 +175,12 @@ the others."""
 ON_MLX = ("gemma4-dense", "gemma4-experts", "gemma4_unified_text")
 """Gemma 4's models, which mlx-lm has in one module. In IREE's graphs the case `gemma4_text` has all of them at once."""
 JAX_FAMILIES = (*DENSE, *MIXTURES, *LATENT, "nemotron_h")
+UNGATED = ("nemotron_h-experts", "nemotron_h-latents")
+"""Experts without a gate, whose kernels tests/workers/iree/kernels/moe compares with numpy."""
 IN_JAX = [
-    case for case in CASES if case == "gemma4-small" or (CASES[case]["family"] in JAX_FAMILIES and case not in KERNELS)
+    case
+    for case in CASES
+    if case == "gemma4-small" or (CASES[case]["family"] in JAX_FAMILIES and case not in (*KERNELS, *UNGATED))
 ]
 """The others, whose graphs for GPUs JAX evaluates: their parameters, and what is done with them."""
 WITHOUT_MLX = ("falcon", "falcon-7b", "falcon-heads", "falcon-one-norm", "qwen2_moe-dense")
@@ -195,6 +202,7 @@ FURTHER = {
 LIKE_OTHERS = (
     *("gemma", "granite", "mimo", "mixtral", "olmo2", "olmo3", "qwen3_moe", "smollm3"),
     *("gemma3_text-uneven", "phi3-uneven"),
+    *UNGATED,
 )
 """Cases whose operations other cases have. Their graphs are evaluated by JAX, and compiled every night."""
 FURTHER |= {("iree", case) for case in ("granitemoehybrid-experts", *LIKE_OTHERS)}
@@ -236,7 +244,7 @@ def test_greedy_tokens(pair: Pair) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=[pytest.mark.exhaustive] if case == "gemma4-small" else ())
+        pytest.param(case, marks=[pytest.mark.exhaustive] if case in ("gemma4-small", UNGATED[0]) else ())
         for case in (*IN_JAX, *LIKE_OTHERS, "gpt_oss")
     ],
 )

@@ -14,9 +14,11 @@ StackLayout = Literal["halves", "interleaved"]
 the latter are transposed, and have biases."""
 MXFP4 = ("_blocks", "_scales")
 """Endings of stacks in MXFP4: codes [experts, outputs, groups, 16] and scales [experts, outputs, groups]."""
-_MLX = re.compile(r"(.+\.)(?:switch_mlp|experts\.switch_glu)\.(gate_proj|up_proj|down_proj)\.weight")
+_MLX = re.compile(r"(.+\.)(?:switch_mlp|experts\.switch_glu)\.(gate_proj|up_proj|down_proj|fc1|fc2)\.weight")
+_UNGATED: Mapping[str, str] = {"fc1": "up_proj", "fc2": "down_proj"}
+"""MLX's names of the matrices of experts without a gate."""
 _HALVES = re.compile(
-    r"(.+\.)(?:experts\.(gate_up_proj|down_proj)|(?<=block_sparse_moe\.)(input_linear|output_linear)\.weight)"
+    r"(.+\.)(?:experts\.(gate_up_proj|up_proj|down_proj)|(?<=block_sparse_moe\.)(input_linear|output_linear)\.weight)"
 )
 _INTERLEAVED = re.compile(
     r"(.+\.)experts\.(?:(gate_up_proj|down_proj)(_bias|_blocks|_scales)?|(gate_proj|up_proj|down_proj)\.(weight|bias))"
@@ -79,10 +81,11 @@ def stack_rank(tensor: str, layout: StackLayout = "halves") -> int | None:
 def unstacked(tensor: str, experts: int, layout: StackLayout = "halves") -> Iterator[tuple[str, ExpertMatrix]]:
     """List the matrices in a stack of `experts`, with the names that single matrices have in checkpoints.
 
-    Stacks are those of MLX (`mlp.switch_mlp.up_proj.weight`), of transformers 5 (`mlp.experts.gate_up_proj`), and of
-    Granite (`block_sparse_moe.input_linear.weight`); single matrices are called `mlp.experts.3.up_proj.weight`, or
-    `w1` to `w3` in `block_sparse_moe` and `feed_forward`. In gpt-oss, biases are stacked as well
-    (`mlp.experts.gate_up_proj_bias`), and the stacks of MLX are `mlp.experts.up_proj.weight`.
+    Stacks are those of MLX (`mlp.switch_mlp.up_proj.weight`, or `fc1` and `fc2` where experts have no gate), of
+    transformers 5 (`mlp.experts.gate_up_proj`, or `up_proj`), and of Granite (`block_sparse_moe.input_linear.weight`);
+    single matrices are called `mlp.experts.3.up_proj.weight`, or `w1` to `w3` in `block_sparse_moe` and `feed_forward`.
+    In gpt-oss, biases are stacked as well (`mlp.experts.gate_up_proj_bias`), and the stacks of MLX are
+    `mlp.experts.up_proj.weight`.
     """
     for expert in range(experts):
         for block, part, half in _parts(tensor, layout):
@@ -96,10 +99,12 @@ def _parts(tensor: str, layout: StackLayout) -> Iterator[tuple[str, str, int | N
     if layout == "interleaved":
         yield from _interleaved_parts(tensor)
     elif (match := _MLX.fullmatch(tensor)) is not None:
-        yield match[1], _single(match[1], match[2]), None
+        yield match[1], _single(match[1], _UNGATED.get(match[2], match[2])), None
     elif (match := _HALVES.fullmatch(tensor)) is not None:
         if (match[2] or match[3]) in ("down_proj", "output_linear"):
             yield match[1], _single(match[1], "down_proj"), None
+        elif match[2] == "up_proj":
+            yield match[1], _single(match[1], "up_proj"), None
         else:
             yield match[1], _single(match[1], "gate_proj"), 0
             yield match[1], _single(match[1], "up_proj"), 1

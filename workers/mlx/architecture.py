@@ -41,6 +41,7 @@ from workers.mlx.modules.parts import (
     CappedAttention,
     PlainExperts,
     PlainGelu,
+    PlainUngatedExperts,
     apply_multipliers,
     correct_embedding_scale,
     plain_clamped_swiglu,
@@ -140,7 +141,7 @@ NEMOTRON_H = Adapter(
     biases=True,
     mixer="mixer",
     attention="mixer",
-    uncompiled={},
+    uncompiled={"SwitchMLP": PlainUngatedExperts},
     head="kept",
     adjust=name_decoder,
 )

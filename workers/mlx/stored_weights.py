@@ -28,6 +28,8 @@ SHARED_MLP = (".shared_mlp.", ".mlp.")
 """Part of the names of tensors of Granite 4 without experts, in checkpoints and in mlx-lm."""
 SHARED_APART, SHARED = ("shared_mlp.gate_proj", "shared_mlp.up_proj"), "shared_mlp.input_linear"
 """The matrices of Granite's shared expert in GGUF files, and the one that mlx-lm has in their place."""
+UNGATED = ((".switch_mlp.up_proj", ".switch_mlp.fc1"), (".switch_mlp.down_proj", ".switch_mlp.fc2"))
+"""Parts of the names of stacks of experts without a gate, and what mlx-lm calls them."""
 INTERLEAVED = ("gpt_oss",)
 """Families whose stacks are transposed, or in MXFP4: they are taken apart as they are for IREE."""
 _EXPERT = re.compile(r"(.+\.)experts\.(\d+)\.((?:gate|up|down)_proj\..+)")
@@ -63,6 +65,9 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
     tensors = rename_router_biases(tensors, config)
     if not interleaved:
         tensors = _stack_experts(tensors)
+    if config.experts is not None and not config.experts.gated:
+        for old, new in UNGATED:
+            tensors, groups = _renamed(tensors, old, new), groups and _renamed(groups, old, new)
     if config.family in CONVERTED_HERE:
         tensors = _from_original(tensors)
     if config.experts_beside_mlp:
@@ -117,8 +122,8 @@ def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
         if part == "gate_up_proj":
             gate, up = mx.split(tensor, 2, axis=1)
             out |= {f"{block}switch_mlp.gate_proj.weight": gate, f"{block}switch_mlp.up_proj.weight": up}
-        elif part == "down_proj":
-            out[f"{block}switch_mlp.down_proj.weight"] = tensor
+        elif part in ("up_proj", "down_proj"):
+            out[f"{block}switch_mlp.{part}.weight"] = tensor
         elif (match := _EXPERT.fullmatch(name)) is not None:
             stacks.setdefault(f"{match[1]}switch_mlp.{match[3]}", {})[int(match[2])] = tensor
         else:

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.reference.mamba_layers import NEMOTRON_LATENTS
 from tests.workers.iree.conftest import Load, fetch_all
 from tests.workers.iree.test_gate import GREEDY, TOKENS, check_logits
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
@@ -21,10 +22,12 @@ MODELS = [
     pytest.param(("lfm2", {"dtype": "float32"}), id="lfm2"),
     pytest.param(("qwen3_5_text", {"dtype": "bfloat16", "quantize": "int8", "mtp": True}), id="qwen3_5"),
     pytest.param(("granitemoehybrid", {"dtype": "bfloat16", "quantize": "int4"}), id="granite"),
-    pytest.param(("nemotron_h", {"dtype": "float32"}), id="nemotron_h", marks=pytest.mark.exhaustive),
+    pytest.param(
+        ("nemotron_h", {"dtype": "bfloat16", "quantize": "int8"}), id="nemotron_h", marks=pytest.mark.exhaustive
+    ),
 ]
-FIELDS = {"qwen3_5_text": {"mtp_num_hidden_layers": 1}}
-LAYERS = {"nemotron_h": 3}
+FIELDS = {"qwen3_5_text": {"mtp_num_hidden_layers": 1}, "nemotron_h": NEMOTRON_LATENTS}
+LAYERS = {"nemotron_h": 4}
 """One of each kind, where a layer is a mixer or an MLP."""
 
 

@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, write_safetensors
+from tests.reference.mamba_layers import NEMOTRON_LATENTS
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from tests.workers.checkpoints.low_bits.low_bit_files import FORMATS, make_low_bits, served_weights, to_stacked_mxfp4
 from tests.workers.mlx.conftest import Load
@@ -36,6 +37,7 @@ def logits(load: Load, path: Path, **options: str) -> NDArray[np.float32]:
         ("deepseek_v3", "float32", Type.F32),
         ("granitemoeshared", "float32", Type.F32),
         ("nemotron_h", "float32", Type.F32),
+        ("nemotron_h-experts", "float32", Type.F32),
     ],
     ids=[
         "llama-f32",
@@ -45,10 +47,13 @@ def logits(load: Load, path: Path, **options: str) -> NDArray[np.float32]:
         "deepseek-v3-f32",
         "granite-f32",
         "nemotron-h-f32",
+        "nemotron-h-experts-f32",
     ],
 )
 def test_plain_weights_give_the_same_logits(load: Load, tmp_path: Path, family: str, dtype: str, kind: Type) -> None:
-    fields = {"query_pre_attn_scalar": 16} if family == "gemma3_text" else {}
+    fields: dict[str, Any] = {"query_pre_attn_scalar": 16} if family == "gemma3_text" else {}
+    if family == "nemotron_h-experts":
+        family, fields = "nemotron_h", NEMOTRON_LATENTS | {"hybrid_override_pattern": "M*E"}
     options: dict[str, Any] = {"tied": family != "deepseek_v3", "layers": 3 if family == "nemotron_h" else 2}
     path = make_checkpoint(tmp_path / "model", family, dtype=dtype, fields=fields, **options)  # type: ignore[arg-type]
     file = make_gguf(path, tmp_path / "model.gguf", kind)

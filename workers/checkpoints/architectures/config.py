@@ -558,8 +558,13 @@ def _experts(fields: Fields, family: Family) -> Experts | None:
     ffn, router = fields.integer(family.expert_ffn), family.read_router(fields)
     _check_groups(fields, router, count, chosen)
     shared = _shared_width(fields, family, ffn)
+    latent = family.expert_latent
     return Experts(
-        count, chosen, ffn, normalize, shared, family.shared_gate, router=router, biases=family.expert_biases
+        *(count, chosen, ffn, normalize, shared, family.shared_gate),
+        router=router,
+        biases=family.expert_biases,
+        gated=family.gated,
+        latent=0 if latent is None or fields.get(latent) is None else fields.integer(latent),
     )
 
 

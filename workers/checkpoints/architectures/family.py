@@ -176,6 +176,8 @@ class Family:
     """The field with the width of the shared expert. None: there is no shared expert."""
     shared_gate: bool = False
     """The shared expert has a gate."""
+    expert_latent: str | None = None
+    """The field with the width of the latents that experts compute, if it is stated. None: they compute rows."""
     shared_count: str | None = None
     """The field with the number of shared experts, which are one MLP, so many times as wide as an expert; it may be 0.
     None: `shared_ffn` has the width."""

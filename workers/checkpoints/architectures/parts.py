@@ -40,11 +40,13 @@ class ExpertNames:
     """The names of the tensors of a mixture of experts; `{}` is the expert's number."""
 
     router: str
-    gate: str
+    gate: str | None
+    """None: experts have no gate."""
     up: str
     down: str
     shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
-    """The expert that computes every row; a single name holds both matrices."""
+    """The expert that computes every row; a single name holds both matrices, or the only one of an MLP without a
+    gate."""
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     """The projection of a row to the gate of that expert."""
@@ -52,6 +54,8 @@ class ExpertNames:
     """The whole name of `ExpertRouter.bias`."""
     router_bias_row: bool = False
     """That bias is a matrix of one row."""
+    latent: tuple[str, str] = ("mixer.fc1_latent_proj", "mixer.fc2_latent_proj")
+    """The projections to the rows that experts compute, and back, where those are latents."""
     router_scale: str = "router.scale"
     expert_scales: str = "router.per_expert_scale"
     """Vectors of a router that reads rows of its own: the weight of their norm, and a factor of each expert."""
@@ -182,12 +186,26 @@ class Experts:
     normalize: bool
     """The weights of the chosen experts sum to one; otherwise the weights of all experts do."""
     shared_ffn: int = 0
-    """Width of the shared expert, a gated MLP that computes every row and is added; 0 is none."""
+    """Width of the shared expert, an MLP that computes every row and is added; 0 is none."""
     shared_gate: bool = False
     """The shared expert's rows are multiplied by the sigmoid of a projection of the row."""
     router: ExpertRouter = ExpertRouter()
     biases: bool = False
     """The router and both matrices of each expert have biases."""
+    gated: bool = True
+    """Experts are act(gate) * up, as the MLP is; otherwise they are act(up)."""
+    latent: int = 0
+    """Width of the latents that chosen experts compute, which rows are projected to, and the weighted sum back from; 0:
+    they compute the rows themselves. Router and shared expert always read the rows."""
+
+    @property
+    def halves(self) -> int:
+        """Matrices that are one behind the other in the first one of an expert: a gate and its other half, or one."""
+        return 2 if self.gated else 1
+
+    def width(self, hidden: int) -> int:
+        """Return the width of the rows that experts compute, in a model of this width."""
+        return self.latent or hidden
 
 
 @dataclass(frozen=True, slots=True)

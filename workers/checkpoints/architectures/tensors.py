@@ -295,16 +295,20 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
     """List the router, the matrices of all experts, stacked expert after expert, and those of the shared expert."""
     experts, names, hidden = config.experts, config.names.experts, config.hidden_size
     assert experts is not None  # a layer has experts only where the model has
-    every = range(experts.count)
-    up = ((name.format(e) + ".weight", (experts.ffn, hidden)) for e in every for name in (names.gate, names.up))
+    every, width, gate_up = range(experts.count), experts.width(hidden), "gate_up" if experts.gated else "up"
+    halves = [name for name in (names.gate, names.up) if name is not None]
+    up = ((name.format(e) + ".weight", (experts.ffn, width)) for e in every for name in halves)
     yield Tensor("router", ((f"{names.router}.weight", (experts.count, hidden)),))
     if experts.router.bias:
         shape = (1, experts.count) if names.router_bias_row else (experts.count,)
         yield Tensor("router_correction", ((names.router_bias, shape),), flat=True)
-    yield Tensor("experts_gate_up", tuple(up))
-    yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (hidden, experts.ffn)) for e in every))
+    yield Tensor(f"experts_{gate_up}", tuple(up))
+    yield Tensor("experts_down", tuple((names.down.format(e) + ".weight", (width, experts.ffn)) for e in every))
+    if experts.latent:
+        yield Tensor("experts_in", ((f"{names.latent[0]}.weight", (width, hidden)),))
+        yield Tensor("experts_out", ((f"{names.latent[1]}.weight", (hidden, width)),))
     if experts.biases:
-        up_biases = ((name.format(e) + ".bias", (experts.ffn,)) for e in every for name in (names.gate, names.up))
+        up_biases = ((name.format(e) + ".bias", (experts.ffn,)) for e in every for name in halves)
         yield Tensor("router_bias", ((f"{names.router}.bias", (experts.count,)),))
         yield Tensor("experts_gate_up_bias", tuple(up_biases))
         yield Tensor("experts_down_bias", tuple((names.down.format(e) + ".bias", (hidden,)) for e in every))
@@ -315,8 +319,8 @@ def _experts(config: ModelConfig) -> Iterator[Tensor]:
             yield from _norm(config, tensor, name)
     if not experts.shared_ffn:
         return
-    both = _stacked(names.shared_gate_up, (experts.shared_ffn, experts.shared_ffn))
-    yield Tensor("shared_gate_up", tuple((f"{name}.weight", (size, hidden)) for name, size in both))
+    both = _stacked(names.shared_gate_up, (experts.shared_ffn,) * experts.halves)
+    yield Tensor(f"shared_{gate_up}", tuple((f"{name}.weight", (size, hidden)) for name, size in both))
     yield Tensor("shared_down", ((f"{names.shared_down}.weight", (hidden, experts.shared_ffn)),))
     if experts.shared_gate:
         yield Tensor("shared_gate", ((f"{names.shared_gate}.weight", (1, hidden)),))

@@ -20,11 +20,11 @@ from workers.checkpoints.architectures.row_order import HeadPart, RowsOrder
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.blocks.experts_beside_mlp import add_experts
+from workers.iree.model.blocks.mixture import mixture
 from workers.iree.model.blocks.per_layer import end_of_layer, per_layer_inputs
 from workers.iree.model.kv_layout import CacheLayout, KvLayout, replaced
 from workers.iree.model.ops import (
     DenseWeights,
-    ExpertBiases,
     LayerNormWeights,
     LayerState,
     MambaWeights,
@@ -45,8 +45,6 @@ TAPS = ("conv_taps", "delta_taps", "mamba_taps")
 """Stored as [taps, channels]; checkpoints have [channels, 1, taps]."""
 TABLES = ("embedding", "per_layer_embedding")
 """Stored in rows, which are looked up."""
-EXPERTS = (ROUTER, "experts_gate_up", "experts_down")
-"""The matrices of a layer's mixture of experts."""
 Parameters = dict[str, Any]
 """By name: an array, or a `PackedMatrix` where the parameter is quantized."""
 
@@ -479,9 +477,7 @@ def mlp(
 ) -> jax.Array:
     """Return what the MLP adds to an operand's rows: float32 [rows, hidden]."""
     if layer.experts and not config.experts_beside_mlp:
-        router, up, down = (w[name + part] for part in EXPERTS)
-        shared, bias = shared_expert(config, ops, w, name, h, live), w.get(name + "router_correction")
-        return ops.experts(h, router, up, down, config, live, *shared, bias, expert_biases(config, w, name))
+        return mixture(config, ops, w, name, h, live)
     down, up_name = w[name + "down"], name + ("gate_up" if config.gated else "up")
     if config.gated and not config.mlp_bias:
         ffn = layer.ffn_multiple * config.ffn
@@ -490,26 +486,6 @@ def mlp(
     up = ops.linear(h, w[up_name], width, w.get(up_name + "_bias"), live)
     activated = ops.activate(up, config.activation, gated=config.gated, live=live)
     return ops.linear(activated, down, config.hidden_size, w.get(name + "down_bias"), live)
-
-
-def expert_biases(config: ModelConfig, w: Parameters, name: str) -> ExpertBiases | None:
-    """Return the biases of the mixture of experts of the layer `name`; None where a model has none."""
-    if config.experts is None or not config.experts.biases:
-        return None
-    return ExpertBiases(*(w[f"{name}{part}_bias"] for part in EXPERTS))
-
-
-def shared_expert(
-    config: ModelConfig, ops: Ops, w: Parameters, name: str, h: jax.Array, live: jax.Array | None
-) -> tuple[jax.Array | None, jax.Array | None]:
-    """Return what the shared expert computes of an operand's rows, float32 [rows, hidden], and the logits of its gate,
-    float32 [rows, 1]; None where a model has none."""
-    experts = config.experts
-    if experts is None or not experts.shared_ffn:
-        return None, None
-    both, down = w[name + "shared_gate_up"], w[name + "shared_down"]
-    added = ops.mlp(h, both, down, config.hidden_size, experts.shared_ffn, config.activation, live)
-    return added, ops.linear(h, w[name + "shared_gate"], 1, None, live) if experts.shared_gate else None
 
 
 def head(config: ModelConfig, ops: Ops, w: Parameters, hidden: jax.Array, live: jax.Array | None = None) -> jax.Array:

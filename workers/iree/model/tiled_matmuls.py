@@ -273,4 +273,4 @@ def _quantized(kind: ActivationQuantization) -> list[jax.ShapeDtypeStruct]:
 
 def _mixture_of(config: ModelConfig, rows: int) -> Mixture:
     assert config.experts is not None  # asked for by layers that have experts
-    return Mixture(rows, config.hidden_size, config.experts)
+    return Mixture(rows, config.experts.width(config.hidden_size), config.experts)

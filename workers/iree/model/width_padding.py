@@ -19,7 +19,7 @@ HALF_MULTIPLES = (8, 4, 2)
 """Multiples to which half of the rotated lanes may be padded. Larger ones give RoPE wider vectors; two is the minimum,
 because a pair of bfloat16 is stored at once."""
 
-_Width = Literal["hidden", "head", "ffn", "expert_ffn", "shared_ffn", "per_layer"]
+_Width = Literal["hidden", "head", "ffn", "expert_ffn", "shared_ffn", "expert_row", "per_layer"]
 _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "embedding": (None, "hidden"),
     "head": (None, "hidden"),
@@ -68,13 +68,17 @@ _AXES: Mapping[str, tuple[_Width | None, ...]] = {
     "norm_experts_out": ("hidden",),
     "router": (None, "hidden"),
     "router_correction": (None,),
-    "experts_gate_up": ("expert_ffn", "hidden"),
-    "experts_down": ("hidden", "expert_ffn"),
+    "experts_gate_up": ("expert_ffn", "expert_row"),
+    "experts_up": ("expert_ffn", "expert_row"),
+    "experts_down": ("expert_row", "expert_ffn"),
+    "experts_in": ("expert_row", "hidden"),
+    "experts_out": ("hidden", "expert_row"),
     "router_bias": (None,),
     "experts_gate_up_bias": ("expert_ffn",),
-    "experts_down_bias": ("hidden",),
+    "experts_down_bias": ("expert_row",),
     "sinks": (None,),
     "shared_gate_up": ("shared_ffn", "hidden"),
+    "shared_up": ("shared_ffn", "hidden"),
     "shared_down": ("hidden", "shared_ffn"),
     "shared_gate": (None, "hidden"),
     "conv_in": ("hidden", "hidden"),
@@ -161,18 +165,22 @@ class WidthPadding:
     """The MLP of the shared expert."""
     per_layer: PaddedAxis | None = None
     """The embedding of one layer's own."""
+    latent: PaddedAxis | None = None
+    """The latents that experts compute in place of rows."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "WidthPadding | None":
         """Return the padding of a model, None if all of its widths are whole vectors."""
-        experts = shared = None
+        experts = shared = latent = None
         if config.experts is not None:
+            latent = PaddedAxis.whole(config.experts.latent) if config.experts.latent else None
             experts = PaddedAxis.whole(config.experts.ffn)
             shared = PaddedAxis.whole(config.experts.shared_ffn) if config.experts.shared_ffn else None
         heads = tuple(_head(width, half) for width, half in _head_lanes(config))
         own = None if config.per_layer is None else PaddedAxis.whole(config.per_layer.width)
-        made = cls(PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn), heads, experts, shared, own)
-        axes = [axis for axis in (made.hidden, made.ffn, *heads, experts, shared, own) if axis is not None]
+        hidden, ffn = PaddedAxis.whole(config.hidden_size), PaddedAxis.whole(config.ffn)
+        made = cls(hidden, ffn, heads, experts, shared, own, latent)
+        axes = [axis for axis in (hidden, ffn, *heads, experts, shared, own, latent) if axis is not None]
         return made if any(axis.padded != axis.size for axis in axes) else None
 
     @property
@@ -189,7 +197,8 @@ class WidthPadding:
         experts = config.experts
         if experts is not None and self.expert_ffn is not None:
             shared = 0 if self.shared_ffn is None else self.shared_ffn.padded
-            experts = replace(experts, ffn=self.expert_ffn.padded, shared_ffn=shared)
+            latent = 0 if self.latent is None else self.latent.padded
+            experts = replace(experts, ffn=self.expert_ffn.padded, shared_ffn=shared, latent=latent)
         return replace(
             config,
             hidden_size=self.hidden.padded,
@@ -219,6 +228,7 @@ class WidthPadding:
             "ffn": self.ffn,
             "expert_ffn": self.expert_ffn,
             "shared_ffn": self.shared_ffn,
+            "expert_row": self.hidden if self.latent is None else self.latent,
             "per_layer": self.per_layer,
         }
         axes = (None if kind is None else kinds[kind] for kind in _AXES[tensor.rpartition(".")[2]])

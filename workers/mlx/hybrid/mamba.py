@@ -14,6 +14,8 @@ from workers.mlx.modules.ungated import UngatedMlp, silu
 
 LETTERS: Mapping[str, str] = {"mamba2": "M", "attention": "*", "none": "-"}
 """The letters of layers in `hybrid_override_pattern`."""
+EXPERTS = "E"
+"""That of a layer with a mixture of experts alone."""
 
 
 def row_by_row(
@@ -46,6 +48,7 @@ def row_by_row(
 
 def mamba_fields(config: ModelConfig, sizes: Mamba2) -> dict[str, Any]:
     """Return the fields of config.json of Granite 4's and Nemotron-H's modules."""
+    experts = config.experts
     return {
         "mamba_n_heads": sizes.heads,
         "mamba_d_head": sizes.head_dim,
@@ -61,11 +64,16 @@ def mamba_fields(config: ModelConfig, sizes: Mamba2) -> dict[str, Any]:
         "conv_kernel": sizes.taps,
         "use_conv_bias": sizes.conv_bias,
         "time_step_limit": sizes.step_limit,
-        "shared_intermediate_size": config.ffn if config.experts is None else config.experts.shared_ffn,
-        "num_local_experts": 0 if config.experts is None else config.experts.count,
+        "shared_intermediate_size": config.ffn if experts is None else experts.shared_ffn,
+        "num_local_experts": 0 if experts is None else experts.count,
         "layer_norm_epsilon": config.rms_eps,
         "layers_block_type": None,
-        "hybrid_override_pattern": [LETTERS[layer.kind] for layer in config.plan],
+        "hybrid_override_pattern": [
+            EXPERTS if layer.kind == "none" and layer.experts else LETTERS[layer.kind] for layer in config.plan
+        ],
+        "n_shared_experts": None if experts is None else 1,
+        "moe_shared_expert_intermediate_size": None if experts is None else experts.shared_ffn,
+        "moe_latent_size": None if experts is None else experts.latent or None,
     }
 
 
@@ -105,16 +113,17 @@ class NemotronDecoder(nn.Module):  # type: ignore[misc]
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> mx.array:
         hidden, caches = self.embed_tokens(tokens), iter(cache)
         for layer in self.layers:
-            own = None if layer.block_type == LETTERS["none"] else next(caches)
+            own = None if layer.block_type in (LETTERS["none"], EXPERTS) else next(caches)
             hidden = layer(hidden, None, own)
         normed: mx.array = self.norm(hidden)
         return normed
 
 
 def name_decoder(model: Any, config: ModelConfig) -> None:
-    """Give a Nemotron-H model the names of Llama's, and MLPs without `mx.compile`."""
+    """Give a Nemotron-H model the names of Llama's, and MLPs and shared experts without `mx.compile`."""
     for layer, described in zip(model.layers, config.plan, strict=True):
         if described.kind == "none":
-            layer.mixer = UngatedMlp(layer.mixer.up_proj, layer.mixer.down_proj, config.activation)
+            owner, name = (layer.mixer, "shared_experts") if described.experts else (layer, "mixer")
+            owner[name] = UngatedMlp(owner[name].up_proj, owner[name].down_proj, config.activation)
     model.model = NemotronDecoder(model.backbone)
     del model.backbone

@@ -11,6 +11,8 @@ from mlx_lm.models import base, gemma2, switch_layers
 
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.mlx.attention import FreshRows
+from workers.mlx.modules.routed_experts import SCORE_BIAS
+from workers.mlx.modules.ungated import relu2
 
 SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702
 """Constants of the activation of gpt-oss' experts."""
@@ -100,6 +102,17 @@ class PlainExperts(switch_layers.SwitchGLU):  # type: ignore[misc]
         self.gate_proj = WidenedExperts(input_dims, hidden_dims, num_experts, bias=bias)
         self.up_proj = WidenedExperts(input_dims, hidden_dims, num_experts, bias=bias)
         self.down_proj = WidenedExperts(hidden_dims, input_dims, num_experts, bias=bias)
+
+
+class PlainUngatedExperts(switch_layers.SwitchMLP):  # type: ignore[misc]
+    """mlx-lm's `SwitchMLP`, whose experts have no gate, with the square of ReLU and without `mx.compile`, for a CPU."""
+
+    def __init__(
+        self, input_dims: int, hidden_dims: int, num_experts: int, activation: Any, bias: bool = False
+    ) -> None:
+        super().__init__(input_dims, hidden_dims, num_experts, activation=relu2, bias=bias)
+        self.fc1 = WidenedExperts(input_dims, hidden_dims, num_experts, bias=bias)
+        self.fc2 = WidenedExperts(hidden_dims, input_dims, num_experts, bias=bias)
 
 
 class PlainGelu(gemma2.MLP):  # type: ignore[misc]
@@ -196,8 +209,8 @@ class Float32Scales(nn.Module):  # type: ignore[misc]
 
 
 def cast_parameters(model: nn.Module, dtype: mx.Dtype) -> None:
-    """Cast the floating-point parameters of a model, except those that it keeps as they are, and scales that `dtype`
-    would round: those become float32."""
+    """Cast the floating-point parameters of a model, except those that it keeps as they are, biases of routers, and
+    scales that `dtype` would round: those become float32."""
     wide = {
         name: (module, module.scales.astype(mx.float32), module.biases.astype(mx.float32))
         for name, module in model.named_modules()
@@ -206,7 +219,8 @@ def cast_parameters(model: nn.Module, dtype: mx.Dtype) -> None:
     casts = getattr(model, "cast_predicate", lambda name: True)
 
     def cast(name: str, array: mx.array) -> mx.array:
-        return array.astype(dtype) if casts(name) and mx.issubdtype(array.dtype, mx.floating) else array
+        kept = not casts(name) or name.endswith(f".{SCORE_BIAS}")
+        return array.astype(dtype) if not kept and mx.issubdtype(array.dtype, mx.floating) else array
 
     model.update(tree_map_with_path(cast, model.parameters()))
     if dtype == mx.float32:

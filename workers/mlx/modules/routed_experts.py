@@ -14,6 +14,8 @@ from workers.checkpoints.checkpoint import ModelConfig
 
 BLOCKS = ("mlp", "feed_forward", "block_sparse_moe", "mixer")
 """The names of mixtures in a layer."""
+LATENT = ("fc1_latent_proj", "fc2_latent_proj")
+"""The names of the projections to the latents that experts compute, and back."""
 SCORE_BIAS = "score_bias"
 """The name of the router's bias in `RoutedExperts`."""
 
@@ -25,15 +27,19 @@ class RoutedExperts(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.gate = nn.Linear(hidden, experts.count, bias=False)
         self.switch_mlp = mixture.switch_mlp
-        if mixture.get("shared_experts") is not None:
-            self.shared_experts = mixture.shared_experts
+        for name in ("shared_experts", *LATENT):
+            if mixture.get(name) is not None:
+                self[name] = mixture[name]
         if experts.router.bias:
             self[SCORE_BIAS] = mx.zeros((experts.count,))
         self._experts = experts
 
     def __call__(self, x: mx.array) -> mx.array:
         chosen, weights = route(self._logits(x), self._experts, self.get(SCORE_BIAS))
-        out: mx.array = (self.switch_mlp(x, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
+        read = self[LATENT[0]](x) if LATENT[0] in self else x
+        out: mx.array = (self.switch_mlp(read, chosen) * weights[..., None]).sum(axis=-2).astype(x.dtype)
+        if LATENT[1] in self:
+            out = self[LATENT[1]](out)
         return out + self.shared_experts(x) if "shared_experts" in self else out
 
     def _logits(self, x: mx.array) -> mx.array:

@@ -11,7 +11,7 @@ from workers.engine.sparse.cost import LEAST_RATIO, PromptCost
 from workers.errors import LoadRefused
 from workers.process.spec import WorkerSpec
 
-_EXPERTS = frozenset({"experts_gate_up", "experts_down"})
+_EXPERTS = frozenset({"experts_gate_up", "experts_up", "experts_down"})
 
 
 class SparseRefused(LoadRefused):

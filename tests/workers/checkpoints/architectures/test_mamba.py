@@ -9,8 +9,8 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.workers.checkpoints.architectures.configs import read
-from workers.checkpoints.architectures.parts import Experts, Mamba2
-from workers.checkpoints.architectures.tensors import check_tensors
+from workers.checkpoints.architectures.parts import ExpertRouter, Experts, Mamba2
+from workers.checkpoints.architectures.tensors import check_tensors, parameter_count
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 
 GRANITE_350M: dict[str, Any] = {
@@ -77,7 +77,24 @@ NEMOTRON_8B: dict[str, Any] = {
     "use_conv_bias": True,
     "vocab_size": 131072,
 }
-"""Both as on the hub, from memory."""
+NEMOTRON_30B_A3B = NEMOTRON_8B | {
+    "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "intermediate_size": 1856,
+    "mamba_num_heads": 64,
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_group": 1,
+    "n_routed_experts": 128,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 6,
+    "num_key_value_heads": 2,
+    "routed_scaling_factor": 2.5,
+    "topk_group": 1,
+}
+"""All as on the hub, from memory."""
 
 
 def test_granite_4_as_published(tmp_path: Path) -> None:
@@ -117,6 +134,21 @@ def test_nemotron_h_as_published(tmp_path: Path, listed: str) -> None:
     assert all(layer.rope is None for layer in config.plan)
 
 
+def test_nemotron_3_nano_as_published(tmp_path: Path) -> None:
+    config = read(tmp_path, NEMOTRON_30B_A3B)
+    router = ExpertRouter("sigmoid", bias=True, scale=2.5, sum_offset=1e-20)
+    assert config.experts == Experts(128, 6, 1856, True, shared_ffn=3712, router=router, gated=False)
+    assert [layer.experts for layer in config.plan[:6]] == [False, True, False, True, False, False]
+    assert [(layer.kind, layer.mlp) for layer in config.plan[4:7]] == [
+        *(("mamba2", False), ("attention", False), ("none", True))
+    ]
+    assert (config.layers, config.kv_layers, config.state_layers) == (52, 6, 23)
+    assert round(parameter_count(config) / 1e9, 1) == 31.6
+    super_ = read(tmp_path, NEMOTRON_30B_A3B, moe_latent_size=1024, n_group=8, topk_group=2)
+    assert super_.experts is not None
+    assert (super_.experts.latent, super_.experts.router.groups) == (1024, 8)
+
+
 def test_granite_4_as_mlx_lm_converts_it(tmp_path: Path) -> None:
     assert read(tmp_path, GRANITE_350M).names.down == "shared_mlp.output_linear"
     index = tmp_path / "model.safetensors.index.json"
@@ -150,11 +182,10 @@ def test_heads_for_drafts_are_left_out(tmp_path: Path) -> None:
         (GRANITE_350M, {"time_step_limit": [-1.0, 1.0]}, r"time_step_limit: \[-1.0, 1.0\] is not a step from 0 on"),
         (GRANITE_350M, {"layer_types": ...}, "layer_types: a model in which no layer attends is not supported"),
         (NEMOTRON_8B, {"hybrid_override_pattern": "M-*x"}, "hybrid_override_pattern: is not a list of layers"),
-        (
-            NEMOTRON_8B,
-            {"hybrid_override_pattern": "ME*"},
-            "architectures: NemotronHForCausalLM with a mixture of experts",
-        ),
+        (NEMOTRON_30B_A3B, {"mlp_bias": True}, "architectures: .* with a mixture of experts and mlp_bias true"),
+        (NEMOTRON_30B_A3B, {"moe_latent_size": 0}, "moe_latent_size: 0 is not"),
+        (NEMOTRON_30B_A3B, {"n_group": 3}, "n_group: 3 groups of 128 experts are not equal"),
+        (NEMOTRON_30B_A3B, {"num_experts_per_tok": 129}, "num_experts_per_tok: 129 is more than num_experts, 128"),
         (NEMOTRON_8B, {"num_hidden_layers": 51}, "layer_types: is not .* for each of 51 layers"),
         (NEMOTRON_8B, {"use_bias": True}, "use_bias: true is not supported"),
         (NEMOTRON_8B, {"tie_word_embeddings": True}, "tie_word_embeddings: true is not supported"),

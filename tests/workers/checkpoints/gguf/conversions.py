@@ -21,7 +21,9 @@ def converted(config: Config, name: str, values: NDArray[Any]) -> Parts:
         values = _tiled_values(config, name, values)
     if family == "gpt_neox" and ".query_key_value." in name:
         values = values.reshape(config["num_attention_heads"], 3, -1).swapaxes(0, 1).reshape(values.shape)
-    if ".mamba." in name or (family == "nemotron_h" and ".mixer." in name):
+    if ".mixer.experts." in name:
+        yield name.replace("backbone.", "model.").replace(".mixer.", ".mlp."), values
+    elif ".mamba." in name or (family == "nemotron_h" and ".mixer." in name):
         yield name, values
     elif name.endswith(".kv_b_proj.weight") and family != "minicpm3":
         heads = values.reshape(config["num_attention_heads"], -1, values.shape[1])
@@ -125,8 +127,20 @@ def latent_keys(config: Config) -> dict[str, Any]:
 
 def nemotron_keys(config: Config) -> dict[str, Any]:
     """Return the keys of Nemotron-H."""
-    kinds = [{"M": "mamba", "*": "attention", "-": "mlp"}[each] for each in config["hybrid_override_pattern"]]
-    return {
+    kinds = [{"M": "mamba", "*": "attention"}.get(each, "mlp") for each in config["hybrid_override_pattern"]]
+    experts: dict[str, Any] = {}
+    if "n_routed_experts" in config:
+        experts = {
+            "expert_count": config["n_routed_experts"],
+            "expert_group_count": config["n_group"],
+            "expert_group_used_count": config["topk_group"],
+            "expert_shared_count": config["n_shared_experts"],
+            "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
+            "expert_weights_norm": config["norm_topk_prob"],
+            "expert_weights_scale": config["routed_scaling_factor"],
+            "moe_latent_size": config.get("moe_latent_size"),
+        }
+    return experts | {
         "attention.head_count_kv": [config["num_key_value_heads"] * (kind == "attention") for kind in kinds],
         "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"],
         "feed_forward_length": [config["intermediate_size"] * (kind == "mlp") for kind in kinds],

@@ -106,6 +106,8 @@ def make_gguf(
     keys. With `shards` the file is split into so many, whose names follow from its own."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
+    if "E" in config.get("hybrid_override_pattern", ""):
+        arch = gguf.MODEL_ARCH.NEMOTRON_H_MOE
     values = {"general.architecture": gguf.MODEL_ARCH_NAMES[arch]}
     values |= {f"{gguf.MODEL_ARCH_NAMES[arch]}.{key}": value for key, value in _keys(config).items()}
     values |= _tokenizer(checkpoint, config["vocab_size"])

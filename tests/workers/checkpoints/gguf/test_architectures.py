@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from tests.reference import gemma4_layers
+from tests.reference.mamba_layers import NEMOTRON_LATENTS
 from tests.workers.checkpoints.gguf import gguf_files
 from tests.workers.checkpoints.gguf.conversions import converted
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf
@@ -71,6 +72,11 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v3": {"tied": False},
     "minicpm3": {"fields": MINICPM3},
     "nemotron_h": {"tied": False, "layers": 3},
+    "nemotron_h-experts": {
+        "tied": False,
+        "layers": 3,
+        "fields": NEMOTRON_LATENTS | {"hybrid_override_pattern": "M*E"},
+    },
     "phimoe": {"tied": False, "fields": {"router_jitter_noise": 0.01}},
 }
 """Arguments of the checkpoint of each family; behind a hyphen is another case of it."""
@@ -263,6 +269,20 @@ def test_granite_4_is_refused_by_its_key(tmp_path: Path, key: str, value: object
     with pytest.raises(CheckpointError) as refused:
         ModelConfig.from_dir(file)
     assert str(refused.value) == f"{file}: {key}: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("expert_gating_func", 1, "1 is not supported for this architecture, only 2"),
+        ("nextn_predict_layers", 1, "a head for multi-token prediction is not supported for this architecture"),
+    ],
+)
+def test_nemotron_h_with_experts_is_refused_by_its_key(tmp_path: Path, key: str, value: int, problem: str) -> None:
+    path = make_checkpoint(tmp_path / "model", "nemotron_h", **FAMILIES["nemotron_h-experts"])
+    file = make_gguf(path, tmp_path / "model.gguf", metadata={f"nemotron_h_moe.{key}": value})
+    with pytest.raises(CheckpointError, match=rf"nemotron_h_moe\.{key}: {problem}"):
+        ModelConfig.from_dir(file)
 
 
 HUGE: Mapping[str, tuple[Mapping[str, Any], str]] = {

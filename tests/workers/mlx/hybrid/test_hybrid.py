@@ -13,6 +13,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
+from tests.reference.mamba_layers import NEMOTRON_EXPERTS
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.engine.runner import Chunk, DecodeRow
@@ -33,7 +34,8 @@ def tokens_of(length: int, seed: int = 0) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module", params=HYBRIDS)
 def hybrid(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("hybrid") / "model", family=request.param)
+    experts: Any = {"layers": 4, "fields": NEMOTRON_EXPERTS} if request.param == "nemotron_h" else {}
+    return make_checkpoint(tmp_path_factory.mktemp("hybrid") / "model", family=request.param, **experts)
 
 
 def test_gate_while_requests_are_preempted(hybrid: Path) -> None:

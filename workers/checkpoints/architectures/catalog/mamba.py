@@ -10,14 +10,23 @@ from workers.checkpoints.architectures.catalog.moe import (
     MULTIPLIERS,
     ROUTED,
     granite_shared,
+    sigmoid_router,
 )
 from workers.checkpoints.architectures.family import Family, UndescribedParts
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.architectures.parts import Names, Norms
+from workers.checkpoints.architectures.parts import ExpertNames, Names, Norms
 from workers.checkpoints.weight_files import indexed_names
 
 PATTERN: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """The layers that letters of `hybrid_override_pattern` stand for."""
+NEMOTRON_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "norm_topk_prob": True,
+}
+"""Values of Nemotron-H's fields about experts that config.json leaves out."""
 LISTS = ("layers_block_type", "hybrid_override_pattern")
 """The fields of Nemotron-H that list the layers, beside `layer_types`."""
 
@@ -75,17 +84,37 @@ def _converted(fields: Fields) -> bool:
     return f"model.layers.0.{MLX_NAMES.down}.weight" in indexed_names(fields.file)
 
 
+def layers_of_experts(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Nemotron-H's rule: the list of layers names those with a mixture of experts."""
+    return tuple(kind == "moe" for kind in fields.get("layer_types") or pattern_layers(fields, layers))
+
+
 def nemotron_h(family: Family, fields: Fields) -> Family:
-    """Nemotron-H: the number of layers is that of the list, where config.json leaves it out."""
+    """Nemotron-H: the number of layers is that of the list, where config.json leaves it out. Models whose list has
+    mixtures of experts have one shared expert, whatever `n_shared_experts` is."""
     if fields.get("use_bias", False) is not False:
         raise fields.error("use_bias", "true is not supported, only false")
     if fields.flag("tie_word_embeddings", False):
         raise fields.error("tie_word_embeddings", "true is not supported for nemotron_h, only false")
     layers = fields.get("layer_types") or pattern_layers(fields, 0)
-    if "moe" in layers:
-        problem = "NemotronHForCausalLM with a mixture of experts is not supported"
+    family = replace(family, defaults=dict(family.defaults) | {"num_hidden_layers": len(layers)})
+    if "moe" not in layers:
+        return family
+    if fields.get("mlp_bias"):
+        problem = "NemotronHForCausalLM with a mixture of experts and mlp_bias true is not supported"
         raise UndescribedParts(fields.file, "architectures", problem)
-    return replace(family, defaults=dict(family.defaults) | {"num_hidden_layers": len(layers)})
+    return replace(
+        family,
+        experts=True,
+        expert_ffn="moe_intermediate_size",
+        normalizes_experts=None,
+        shared_ffn="moe_shared_expert_intermediate_size",
+        expert_latent="moe_latent_size",
+        read_router=sigmoid_router,
+        layers_with_experts=layers_of_experts,
+        field_names=dict(family.field_names) | {"num_experts": "n_routed_experts"},
+        defaults=dict(family.defaults) | NEMOTRON_EXPERTS,
+    )
 
 
 MAMBAS: Mapping[str, Family] = {
@@ -128,6 +157,15 @@ MAMBAS: Mapping[str, Family] = {
             o="mixer.o_proj",
             gate_up=("mixer.up_proj",),
             down="mixer.down_proj",
+            experts=ExpertNames(
+                "mixer.gate",
+                None,
+                "mixer.experts.{}.up_proj",
+                "mixer.experts.{}.down_proj",
+                ("mixer.shared_experts.up_proj",),
+                "mixer.shared_experts.down_proj",
+                router_bias="mixer.gate.e_score_correction_bias",
+            ),
             embedding="backbone.embeddings",
             layers="backbone.layers.",
             norm="backbone.norm_f",
@@ -139,10 +177,11 @@ MAMBAS: Mapping[str, Family] = {
             "mamba": "mamba2",
             "linear_attention": "mamba2",
             "mlp": "none",
+            "moe": "none",
         },
         mixer_rule=pattern_layers,
         variant=nemotron_h,
-        reads=ROUTED | {"n_shared_experts"},  # of no effect without a layer of experts, which `variant` refuses
+        reads=ROUTED | {"n_shared_experts"},  # of no effect without a layer of experts
         other_tensors=("mtp.",),
         field_names={
             "rms_norm_eps": "layer_norm_epsilon",

@@ -81,6 +81,16 @@ NEMOTRON_H = {
     "ffn_down": "mixer.down_proj",
     **{name: module.replace("mamba.", "mixer.") for name, module in MAMBA.items()},
 }
+NEMOTRON_EXPERTS = NEMOTRON_H | {
+    "ffn_gate_inp": "mixer.gate",
+    ROUTER_BIAS: "mixer.gate.e_score_correction_bias",
+    "ffn_up_exps": "mixer.experts.{}.up_proj",
+    "ffn_down_exps": "mixer.experts.{}.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "ffn_latent_down": "mixer.fc1_latent_proj",
+    "ffn_latent_up": "mixer.fc2_latent_proj",
+}
 DELTA_PRECISE = frozenset({"ffn_gate_inp", "ffn_gate_inp_shexp", "ssm_alpha", "ssm_beta"})
 
 
@@ -183,6 +193,29 @@ def read_nemotron_h(keys: Keys, fields: Fields) -> None:
     }
 
 
+def read_nemotron_experts(keys: Keys, fields: Fields) -> None:
+    """Layers with the width of an MLP are mixtures of experts."""
+    if (kind := keys.get("expert_gating_func", SIGMOID)) not in (0, SIGMOID):
+        raise keys.error("expert_gating_func", f"{kind!r} is not supported for this architecture, only {SIGMOID}")
+    if keys.get("nextn_predict_layers", 0):
+        problem = "a head for multi-token prediction is not supported for this architecture: convert with --no-mtp"
+        raise keys.error("nextn_predict_layers", problem)
+    read_nemotron_h(keys, fields)
+    keys.get("expert_shared_count")  # one, whose width is stated
+    fields |= {
+        "layers_block_type": ["moe" if kind == "mlp" else kind for kind in fields["layers_block_type"]],
+        "n_routed_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+        "moe_latent_size": keys.get("moe_latent_size"),
+        "n_group": keys.integer("expert_group_count", 1),
+        "topk_group": keys.integer("expert_group_used_count", 1),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.get("expert_weights_norm", False),
+    }
+
+
 def order_value_heads(keys: Keys) -> Mapping[str, StoredOrder]:
     """Order the value heads of Qwen3.5, https://github.com/ggml-org/llama.cpp/pull/19468."""
     values, groups = keys.integer("ssm.time_step_rank"), keys.integer("ssm.group_count")
@@ -251,16 +284,18 @@ QWEN35_DENSE = Architecture(
     taps=frozenset({"ssm_conv1d"}),
 )
 QWEN35_EXPERTS = replace(QWEN35_DENSE, family="qwen3_5_moe_text", names=QWEN35 | QWEN2_EXPERTS, read=read_delta_experts)
+NEMOTRON = Architecture(
+    "nemotron_h",
+    NEMOTRON_H,
+    paired=True,
+    read=read_nemotron_h,
+    values={"ssm_a": log_decay},
+    taps=frozenset({"ssm_conv1d"}),
+    flat=frozenset({"ssm_a", "ssm_d", "ssm_norm"}),
+)
 HYBRIDS: Mapping[str, Architecture] = {
-    "nemotron_h": Architecture(
-        "nemotron_h",
-        NEMOTRON_H,
-        paired=True,
-        read=read_nemotron_h,
-        values={"ssm_a": log_decay},
-        taps=frozenset({"ssm_conv1d"}),
-        flat=frozenset({"ssm_a", "ssm_d", "ssm_norm"}),
-    ),
+    "nemotron_h": NEMOTRON,
+    "nemotron_h_moe": replace(NEMOTRON, names=NEMOTRON_EXPERTS, read=read_nemotron_experts),
     "granitehybrid": Architecture(
         "granitemoehybrid",
         LLAMA | MAMBA | GRANITE_EXPERTS,

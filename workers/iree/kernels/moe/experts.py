@@ -18,7 +18,7 @@ from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES, gemm_tile
 from workers.iree.kernels.matmul.prefetch import prefetch_ahead
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.kernels.rowwise.activations import gated_unit
+from workers.iree.kernels.rowwise.activations import activated
 from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 MAX_TILES = 4
@@ -96,32 +96,34 @@ class ExpertPartition:
 
 
 def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activation, *, threads: int = 1) -> str:
-    """Packed words [rows, row_stride] of width hidden, weights [count * 2 * ffn / 16, ...], what `routing.group` gives
-    (, biases f32 [count * 2 * ffn]) -> the GLU of each pair, packed words [pairs, row_stride] of width ffn.
+    """Packed words [rows, row_stride] of width hidden, weights [count * halves * ffn / 16, ...], what `routing.group`
+    gives (, biases f32 [count * halves * ffn]) -> the GLU of each pair, or its activation without a gate, packed words
+    [pairs, row_stride] of width ffn.
     """
-    tiles, words, most = m.up_tiles, LANES // arithmetic.per_word, arithmetic.accumulators // 2
-    tile_bytes = 2 * m.hidden * LANES * size_of(arithmetic.element)
+    halves, tiles, words = m.experts.halves, m.up_tiles, LANES // arithmetic.per_word
+    most = arithmetic.accumulators // halves
+    tile_bytes = halves * m.hidden * LANES * size_of(arithmetic.element)
     partition = ExpertPartition.of(m, tiles, tile_bytes, threads, MAX_TILES)
     kernel = Kernel(name, partition.workgroups)
     x = kernel.input("x", (m.rows, row_stride(m.hidden, arithmetic)), "i32")
-    w = kernel.input("weight", (2 * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
-    lists, bias = m.take_lists(kernel), m.take_bias(kernel, 2 * m.experts.ffn)
+    w = kernel.input("weight", (halves * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
+    lists, bias = m.take_lists(kernel), m.take_bias(kernel, halves * m.experts.ffn)
     out = kernel.output("out", (m.pairs, row_stride(m.experts.ffn, arithmetic)), "i32")
 
     def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
         rows = [pair // m.experts.per_token for pair in pairs]
-        gate = expert * (2 * tiles) + first
-        both = [gate + half + i for half in (0, tiles) for i in range(count)]
+        begin = expert * (halves * tiles) + first
+        which = [begin + half * tiles + i for half in range(halves) for i in range(count)]
         prefetch = prefetch_ahead(w, count, len(rows))
-        sums = gemm_tile(kernel.code, x, rows, w, both, m.hidden, arithmetic, prefetch)
+        sums = gemm_tile(kernel.code, x, rows, w, which, m.hidden, arithmetic, prefetch)
         for pair, totals in zip(pairs, sums, strict=True):
-            for i, (gates, ups) in enumerate(zip(totals[:count], totals[count:], strict=True)):
+            for i in range(count):
+                parts = totals[i::count]
                 if bias is not None:
-                    at = expert * (2 * m.experts.ffn) + (first + i) * LANES
-                    gates, ups = gates + bias.load_vector([at]), ups + bias.load_vector([at + m.experts.ffn])
-                value = gated_unit(activation, gates, ups)
+                    at = expert * (halves * m.experts.ffn) + (first + i) * LANES
+                    parts = [part + bias.load_vector([at + n * m.experts.ffn]) for n, part in enumerate(parts)]
                 column = (first + i) * words
-                out.store(arithmetic.pack(value), [pair, column])
+                out.store(arithmetic.pack(activated(activation, parts)), [pair, column])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(most), partition.max_tiles(most), write)
     return kernel.function()

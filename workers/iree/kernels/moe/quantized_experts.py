@@ -3,6 +3,7 @@
 Rows are quantized as for any other product, so a pair's sums are what the expert's matrix alone would give.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.checkpoints.architectures.parts import Activation
@@ -22,7 +23,7 @@ from workers.iree.kernels.matmul.quantized_tile import (
 )
 from workers.iree.kernels.moe.experts import ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
-from workers.iree.kernels.rowwise.activations import gated_unit
+from workers.iree.kernels.rowwise.activations import activated
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +48,31 @@ class QuantizedExperts:
 
 
 def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
-    """Levels and scales of the step's rows, weights int8 [count * 2 * ffn / 16, bytes], what `routing.group` gives
-    (, biases f32 [count * 2 * ffn]) -> the GLU of each pair, packed words [pairs, row_stride] of width ffn.
+    """Levels and scales of the step's rows, weights int8 [count * halves * ffn / 16, bytes], what `routing.group` gives
+    (, biases f32 [count * halves * ffn]) -> the GLU of each pair, or its activation without a gate, packed words
+    [pairs, row_stride] of width ffn.
     """
-    m, ffn = e.mixture, e.mixture.experts.ffn
-    matmul, partition, words = e.product(2 * ffn), e.partition(m.up_tiles, kinds=2), LANES // arithmetic.per_word
+    m, ffn, halves = e.mixture, e.mixture.experts.ffn, e.mixture.experts.halves
+    matmul, partition = e.product(halves * ffn), e.partition(m.up_tiles, kinds=halves)
+    words = LANES // arithmetic.per_word
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
-    lists, bias = m.take_lists(kernel), m.take_bias(kernel, 2 * ffn)
+    lists, bias = m.take_lists(kernel), m.take_bias(kernel, halves * ffn)
     out = kernel.output("out", (m.pairs, row_stride(ffn, arithmetic)), "i32")
 
     def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         rows = [pair // m.experts.per_token for pair in pairs]
-        gate = expert * (2 * m.up_tiles) + first
-        sums = _gate_and_up(kernel.code, matmul, operands, rows, gate, m.up_tiles)
-        for pair, (gates, ups) in zip(pairs, sums, strict=True):
+        begin = expert * (halves * m.up_tiles) + first
+        sums: Sequence[Sequence[Value]]
+        if m.experts.gated:
+            sums = _gate_and_up(kernel.code, matmul, operands, rows, begin, m.up_tiles)
+        else:
+            sums = _of_tile(kernel.code, matmul, operands, rows, begin, begin + 1)
+        for pair, parts in zip(pairs, sums, strict=True):
             if bias is not None:
-                column = expert * (2 * ffn) + first * LANES
-                gates, ups = gates + bias.load_vector([column]), ups + bias.load_vector([column + ffn])
-            value = gated_unit(activation, gates, ups)
-            out.store(arithmetic.pack(value), [pair, first * words])
+                column = expert * (halves * ffn) + first * LANES
+                parts = [part + bias.load_vector([column + n * ffn]) for n, part in enumerate(parts)]
+            out.store(arithmetic.pack(activated(activation, parts)), [pair, first * words])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
     return kernel.function()
@@ -85,11 +91,7 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
 
     def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
         at = expert * m.down_tiles + first
-
-        def soon(group: Value) -> Prefetches:
-            return prefetch_ahead(matmul, operands, at, at + 1, group)
-
-        sums = quantized_gemm_tile(kernel.code, matmul, operands, [at], pairs, soon)
+        sums = _of_tile(kernel.code, matmul, operands, pairs, at, at + 1)
         for pair, (total,) in zip(pairs, sums, strict=True):
             if bias is not None:
                 total = total + bias.load_vector([expert * m.hidden + first * LANES])
@@ -97,6 +99,17 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
 
     partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
     return kernel.function()
+
+
+def _of_tile(
+    code: Code, matmul: QuantizedMatmul, operands: QuantizedOperands, rows: list[Value], tile: Value, following: Value
+) -> list[list[Value]]:
+    """Return the sum of each row with a tile, while the tile `following` is fetched."""
+
+    def soon(group: Value) -> Prefetches:
+        return prefetch_ahead(matmul, operands, tile, following, group)
+
+    return quantized_gemm_tile(code, matmul, operands, [tile], rows, soon)
 
 
 def _gate_and_up(
@@ -108,11 +121,7 @@ def _gate_and_up(
         tile = gate + which * apart
         # The other half is read next, and then the next gate.
         following = gate + which.equals(0).select(code.index(apart), 1)
-
-        def soon(group: Value) -> Prefetches:
-            return prefetch_ahead(matmul, operands, tile, following, group)
-
-        sums = quantized_gemm_tile(code, matmul, operands, [tile], rows, soon)
+        sums = _of_tile(code, matmul, operands, rows, tile, following)
         return [each for row, (total,) in enumerate(sums) for each in (before[2 * row + 1], total)]
 
     sums = code.loop(0, 2, [code.floats(0.0)] * (2 * len(rows)), half)

@@ -21,6 +21,7 @@ class Mixture:
 
     rows: int
     hidden: int
+    """Width of the rows that experts compute."""
     experts: Experts
 
     @property
@@ -39,7 +40,7 @@ class Mixture:
 
     @property
     def up_tiles(self) -> int:
-        """Tiles of one expert's gate; its other half has as many."""
+        """Tiles of one half of an expert's first matrix, of which there are `Experts.halves`."""
         return self.experts.ffn // LANES
 
     @property

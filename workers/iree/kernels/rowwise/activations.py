@@ -96,6 +96,11 @@ def gated_unit(activation: Activation, gate: Value, up: Value) -> Value:
     return clamped_swiglu(gate, up) if activation == "clamped_swiglu" else ACTIVATIONS[activation](gate) * up
 
 
+def activated(activation: Activation, parts: Sequence[Value]) -> Value:
+    """Return the GLU of a gate and its other half, or the activation of the only part of an MLP without a gate."""
+    return gated_unit(activation, *parts) if len(parts) == 2 else ACTIVATIONS[activation](*parts)
+
+
 ACTIVATIONS: Mapping[Activation, Callable[[Value], Value]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,

@@ -1,7 +1,7 @@
 """Mixtures of experts against numpy: every kind of weights, and every row the same whatever is beside it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -36,7 +36,6 @@ HIDDEN, EXPERTS = 160, Experts(count=5, per_token=2, ffn=96, normalize=True)
 """10 tiles and 6: two at once. Five experts for up to 42 pairs."""
 ROWS = (1, 5, 21)
 """Blocks of one pair, of up to four, and of up to eight."""
-CONFIG = cast(ModelConfig, SimpleNamespace(hidden_size=HIDDEN, experts=EXPERTS, activation="silu"))
 INT8, INT4 = GroupFormat(8, 32, "middle", "float16"), GroupFormat(4, 32, "bias", "float16")
 FEATURES = Cpu.of_host().features
 
@@ -54,6 +53,16 @@ class Kind:
     cpu: CpuTarget = "host"
     shared: Literal["none", "added", "gated"] = "none"
     """The way in which a shared expert's rows are added."""
+    gated: bool = True
+
+    @property
+    def experts(self) -> Experts:
+        return replace(EXPERTS, gated=self.gated)
+
+    @property
+    def config(self) -> ModelConfig:
+        activation = "silu" if self.gated else "relu2"
+        return cast(ModelConfig, SimpleNamespace(hidden_size=HIDDEN, experts=self.experts, activation=activation))
 
 
 HOST, DOTS = arithmetic_of(FEATURES, "bfloat16"), choose_integer_dots(FEATURES)
@@ -64,6 +73,8 @@ KINDS = {
     "int4": Kind("bfloat16", HOST, DOTS, INT4, INT4, 3e-2),
     "int4-exact": Kind("float32", FloatFma("f32", 16), DOTS, INT4, INT4, 5e-6),
     "int8-up-alone-on-any-cpu": Kind("bfloat16", WidenedBf16(4), PLAIN_DOTS, INT8, None, 3e-2),
+    "int4-ungated": Kind("bfloat16", HOST, DOTS, INT4, None, 3e-2, gated=False),
+    "float32-ungated": Kind("float32", FloatFma("f32", 16), DOTS, None, None, 2e-6, gated=False),
     "int8-avx2": Kind("bfloat16", WidenedBf16(4), choose_integer_dots({"avx2"}), INT8, INT4, 3e-2, "avx2"),
 }
 
@@ -76,7 +87,8 @@ class Mixtures:
         self.device = Device("local-task", 0, kind.cpu)
         self.ops = TiledOps(kind.dtype, kind.arithmetic, kind.dots, threads=2)
         random = np.random.default_rng(3)
-        gate_up, down = ((EXPERTS.count * 2 * EXPERTS.ffn, HIDDEN), (EXPERTS.count * HIDDEN, EXPERTS.ffn))
+        up_rows = EXPERTS.count * kind.experts.halves * EXPERTS.ffn
+        gate_up, down = ((up_rows, HIDDEN), (EXPERTS.count * HIDDEN, EXPERTS.ffn))
         self.router, self.weights = (
             self._plain(random, (EXPERTS.count, HIDDEN)),
             [
@@ -124,7 +136,7 @@ class Mixtures:
             for data, matrix in zip((up, down), self.weights, strict=True)
         )
         given = {"none": (), "added": (shared,), "gated": (shared, gate)}[self.kind.shared]
-        return (self.ops.experts(x, router, up, down, CONFIG, live, *given),)
+        return (self.ops.experts(x, router, up, down, self.kind.config, live, *given),)
 
     def __call__(self, x: NDArray[np.float32], live: int | None = None) -> NDArray[np.float32]:
         kind = np.float32 if self.ops.arithmetic.per_word == 1 else ml_dtypes.bfloat16
@@ -151,7 +163,7 @@ def expected(mixtures: Mixtures, x: NDArray[np.float32]) -> NDArray[np.float64]:
         (each.dequantize() if isinstance(each, Quantized) else each).astype(np.float64)
         for each in (mixtures.router, *mixtures.weights)
     )
-    up, down = up.reshape(EXPERTS.count, 2, EXPERTS.ffn, HIDDEN), down.reshape(EXPERTS.count, HIDDEN, EXPERTS.ffn)
+    up, down = up.reshape(EXPERTS.count, -1, EXPERTS.ffn, HIDDEN), down.reshape(EXPERTS.count, HIDDEN, EXPERTS.ffn)
     out, wide = np.zeros(x.shape), x.astype(np.float64)
     if mixtures.kind.shared != "none":
         out += wide / 4
@@ -161,8 +173,9 @@ def expected(mixtures: Mixtures, x: NDArray[np.float32]) -> NDArray[np.float64]:
         chosen = np.argsort(-logits)[: EXPERTS.per_token]
         powers = np.exp(logits[chosen] - logits[chosen[0]])
         for expert, share in zip(chosen, powers / powers.sum(), strict=True):
-            gate, other = up[expert] @ hidden
-            out[row] += share * (down[expert] @ (gate / (1 + np.exp(-gate)) * other))
+            gate, *others = up[expert] @ hidden
+            mixed = gate / (1 + np.exp(-gate)) * others[0] if others else np.maximum(gate, 0) ** 2
+            out[row] += share * (down[expert] @ mixed)
     return out
 
 
