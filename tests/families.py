@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.reference import dense_layers, gemma4_layers, latent_layers, mamba_layers
+from tests.reference.layers import dense_layers, gemma4_layers, latent_layers, mamba_layers
 
 Tensors = dict[str, NDArray[Any]]
 NamedTensors = Iterator[tuple[str, NDArray[Any]]]

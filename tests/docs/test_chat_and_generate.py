@@ -13,6 +13,7 @@ import pytest
 from cli.config.settings import Settings
 from tests.cli.scripted_api import Delta, ScriptedApi, call, text
 from tests.docs.commands import ROOT, console_lines
+from tests.gateway.images.files import PNG
 
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 ALONE = [line for line in console_lines(ROOT / "README.md") if line.startswith(("baton generate", "baton score"))]
@@ -48,8 +49,9 @@ def test_the_built_in_model_follows_the_schema_of_the_readme(command: str, tmp_p
 
 
 @pytest.mark.parametrize("command", SERVED)
-def test_a_command_with_a_schema_or_tools(command: str, tmp_path: Path) -> None:
-    """Against a server, with the file of tools in the page."""
+def test_a_command_that_uses_a_server(command: str, tmp_path: Path) -> None:
+    """With the file of tools in the page, and a picture."""
+    (tmp_path / "cat.png").write_bytes(PNG)
     tools = re.search(r"```json\n(\[.*?)```", OPERATIONS.partition("\n## Chat and generate\n")[2], re.DOTALL)
     assert tools
     (tmp_path / "tools.json").write_text(tools[1])

@@ -1,14 +1,18 @@
 """The pages for people: every command parses, every link leads somewhere, every setting and metric is listed."""
 
+import base64
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import typer.main
 from msgspec import Struct
+from msgspec.json import decode as json_decode
 
 from cli.config.model_settings import ModelSettings
 from cli.config.panels.field import PANELS
@@ -18,8 +22,12 @@ from cli.main import app
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder
+from gateway.openai.embeddings.schema import EmbeddingsBody
+from gateway.openai.rerank.schema import RerankBody
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
+from gateway.openai.scores.schema import ScoreBody
 from gateway.openai.unsupported import OPTIONS, options_of
+from gateway.responses.request.schema import ResponsesBody
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from tests.test_house import IMPORTED_IN
@@ -215,17 +223,45 @@ def test_every_python_example_compiles(page: Path) -> None:
         compile(block, page.name, "exec")
 
 
-def test_the_bodies_of_the_curl_examples_are_accepted() -> None:
-    decoder = RequestDecoder(GatewaySettings())
-    bodies = [
-        words[words.index("-d") + 1]
-        for block in re.findall(r"^```console\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+BODIES = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/embeddings": EmbeddingsBody,
+    "/v1/rerank": RerankBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/score": ScoreBody,
+}
+"""The bodies of the paths to which the pages send requests by curl."""
+
+
+def curl_examples(page: Path) -> list[tuple[str, str]]:
+    """The paths and the bodies of the requests in the page's console blocks."""
+    return [
+        (urlsplit(words[1]).path, words[words.index("-d") + 1])
+        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
         for line in block.splitlines()
-        if (words := shlex.split(line))[:1] == ["curl"]
+        if (words := shlex.split(line))[:1] == ["curl"] and "-d" in words
     ]
-    assert bodies
-    for body in bodies:
-        assert decoder.chat(body.encode()).request.model == "baton-tiny"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/http.md", "docs/operations.md"])
+def test_the_bodies_of_the_curl_examples_are_accepted(page: str) -> None:
+    examples = curl_examples(ROOT / page)
+    assert examples
+    for path, body in examples:
+        assert json_decode(body, type=BODIES[path]).model in {"baton-tiny", "sql"}
+        if path == "/v1/chat/completions":
+            RequestDecoder(GatewaySettings()).chat(body.encode())
+
+
+def test_the_image_that_the_shell_sends_is_the_file(tmp_path: Path) -> None:
+    (made,) = re.findall(r"^(\(echo .*base64 < cat.jpg.*\)) \| curl .* -d @-$", HTTP, re.MULTILINE)
+    file = bytes(range(256)) * 9
+    (tmp_path / "cat.jpg").write_bytes(file)
+    body = subprocess.run(made, shell=True, cwd=tmp_path, capture_output=True, check=True).stdout
+    body = body.replace(b"\n", b"")  # as curl does
+    assert isinstance(json_decode(body, type=ChatBody), ChatBody)
+    url = json.loads(body)["messages"][0]["content"][1]["image_url"]["url"]
+    assert url == f"data:image/jpeg;base64,{base64.b64encode(file).decode()}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

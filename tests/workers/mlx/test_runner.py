@@ -18,7 +18,7 @@ from tests.checkpoints import LLAMA3_SCALING, make_checkpoint, write_safetensors
 from tests.failure_gate import run_failure_gate
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.reference.gemma4_layers import ALL as GEMMA4_ALL
+from tests.reference.layers.gemma4_layers import ALL as GEMMA4_ALL
 from tests.workers.hidden_gate import run_hidden_gate
 from tests.workers.mlx.conftest import Load, load_runner
 from tests.workers.rows_gate import run_rows_gate

@@ -135,6 +135,8 @@ def write_gguf(
     for name, tensor in tensors.items():
         plain = tensor.ndim == 1 or any(part in name for part in PLAIN)
         type_of = Type.F32 if plain else kind(name) if callable(kind) else kind
+        if tensor.shape[-1] % gguf.GGML_QUANT_SIZES[type_of][0]:
+            type_of = Type.F16  # llama.cpp's tool also leaves rows that are no whole blocks
         writer.add_tensor(name, gguf.quantize(tensor.astype(np.float32), type_of), raw_dtype=type_of)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

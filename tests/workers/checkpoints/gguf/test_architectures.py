@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
-from tests.reference import gemma4_layers
-from tests.reference.mamba_layers import NEMOTRON_LATENTS
+from tests.reference.layers import gemma4_layers
+from tests.reference.layers.mamba_layers import NEMOTRON_LATENTS
 from tests.workers.checkpoints.gguf import gguf_files
 from tests.workers.checkpoints.gguf.conversions import converted
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf, write_gguf

@@ -11,7 +11,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.reference.gemma4_layers import ALL, DENSE
+from tests.reference.layers.gemma4_layers import ALL, DENSE
 from tests.workers.iree.conftest import Load, fetch_all
 from tests.workers.iree.test_gate import GREEDY, TOKENS, check_logits
 from tests.workers.iree.test_generic import load_generic

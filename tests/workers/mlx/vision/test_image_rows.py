@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
-from tests.reference.gemma4_layers import ALL as GEMMA4
+from tests.reference.layers.gemma4_layers import ALL as GEMMA4
 from tests.workers.embeddings_gate import embedding_table, run_embeddings_gate
 from tests.workers.mlx.conftest import Load
 from tests.workers.mlx.vision.random_towers import random_image, random_parameters
@@ -145,7 +145,7 @@ def test_a_decode_row_behind_an_image_has_its_position(name: str, load_with: Any
 
 
 def last_row_seen(runner: Runner, chunk: Chunk) -> NDArray[np.bool_]:
-    """Which rows of the logits depend on the last row of the image."""
+    """Return which rows of the logits depend on the last row of the image."""
     assert isinstance(chunk.embeddings, PromptEmbeddings)
     before = runner.logits(chunk)
     rows = chunk.embeddings.rows.copy()

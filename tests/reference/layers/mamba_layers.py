@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.reference.dense_layers import NamedTensors, RandomWeights
+from tests.reference.layers.dense_layers import NamedTensors, RandomWeights
 
 
 def granite_fields(layers: int) -> dict[str, Any]:

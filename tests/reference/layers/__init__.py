@@ -1,0 +1,1 @@
+"""Tensors of layers as transformers names them, for checkpoints that are made by tests."""
