@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, stack_experts, write_safetensors
-from tests.reference.mamba_layers import NEMOTRON_LATENTS
+from tests.reference.layers.mamba_layers import NEMOTRON_LATENTS
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.checkpoints.mlx_files.converted_weights import ConvertedWeights
 from workers.checkpoints.quantization_config import Quantization

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.reference.mamba_layers import NEMOTRON_LATENTS
+from tests.reference.layers.mamba_layers import NEMOTRON_LATENTS
 from tests.workers.iree.conftest import Load, fetch_all
 from tests.workers.iree.test_gate import GREEDY, TOKENS, check_logits
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig

@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, write_safetensors
-from tests.reference.mamba_layers import NEMOTRON_LATENTS
+from tests.reference.layers.mamba_layers import NEMOTRON_LATENTS
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from tests.workers.checkpoints.low_bits.low_bit_files import FORMATS, make_low_bits, served_weights, to_stacked_mxfp4
 from tests.workers.mlx.conftest import Load

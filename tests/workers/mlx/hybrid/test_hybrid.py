@@ -13,7 +13,7 @@ from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.reference.mamba_layers import NEMOTRON_EXPERTS
+from tests.reference.layers.mamba_layers import NEMOTRON_EXPERTS
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.engine.runner import Chunk, DecodeRow

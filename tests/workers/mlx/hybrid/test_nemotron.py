@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.checkpoints import make_checkpoint, stack_experts, write_safetensors
 from tests.reference.conftest import dequantize
-from tests.reference.mamba_layers import NEMOTRON_LATENTS
+from tests.reference.layers.mamba_layers import NEMOTRON_LATENTS
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
 from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import open_weights
