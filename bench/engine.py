@@ -12,9 +12,10 @@ measured while other programs take CPU is measured again; a figure that they dis
   in turn    the share of the engine's step that memory alone would take, each step beside a read of memory just before
              it: the limit is of the best read, which a shared machine does not always reach
   prefill N  prompt tokens a second of one prompt; llama-bench is the peer
-  limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights and KV that a step
-             reads over the read bandwidth, or its multiply-adds over the CPU's float32 peak if that takes longer
-             ("bound"). Multiply-adds of integers are not counted, so prefill with quantized weights has no limit
+  limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights, KV and states
+             that a step reads (of a mixture the experts that rows choose at random; states are written as well) over
+             the read bandwidth, or its multiply-adds over the CPU's float32 peak if that takes longer ("bound").
+             Multiply-adds of integers are not counted, so prefill with quantized weights has no limit
 
 llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4. Before anything is timed its greedy tokens
 are compared with ours, and the run stops if the models are not the same. What the engine refuses is shown as such.
@@ -164,7 +165,8 @@ class EngineBenchmark:
         series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others)
         if PRECISIONS[self._precision].quantize:
             return self._line("prefill", length, series)  # its multiply-adds are not counted
-        read = step_bytes(self._config, engine.runner).total(1, length)
+        each = step_bytes(self._config, engine.runner)
+        read = each.matrices(length) + each.cache(1, length)
         return self._line("prefill", length, series, Work(read, self._multiply_adds(length, length / 2, 1)))
 
     def _multiply_adds(self, rows: int, positions: float, sampled: int) -> float:
