@@ -47,7 +47,8 @@ def _quantized(weight: NDArray[np.float32]) -> tuple[NDArray[np.uint32], NDArray
     """Return the codes [outputs, inputs / 8], eight in a word, the first in its lowest bits, and the exponents of
     groups."""
     groups = weight.reshape(len(weight), -1, MX_GROUP)
-    exponents = np.floor(np.log2(np.abs(groups).max(-1))) - _MAX_EXPONENT
+    largest = np.maximum(np.abs(groups).max(-1), np.finfo(np.float32).tiny)  # of a group of zeros as well
+    exponents = np.maximum(np.floor(np.log2(largest)) - _MAX_EXPONENT, -_BIAS)
     codes = (groups / np.exp2(exponents)[:, :, None]).astype(ml_dtypes.float4_e2m1fn).reshape(weight.shape)
     bits = codes.view(np.uint8)
     both = np.ascontiguousarray(bits[:, ::2] | bits[:, 1::2] << np.uint8(4))
