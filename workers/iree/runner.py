@@ -565,7 +565,7 @@ class IreeRunner:
         (run,) = runs_of(chunk, -1, LOOKED_ROWS)
         result = self._call(f"{QUERIES}_{LOOKED_ROWS}", *self._run_inputs([run], LOOKED_ROWS))
         layers = len(full_layers(self._plan.config.plan))
-        return [self._device.download(each)[: len(run.tokens)] for each in result[:layers]]
+        return [self._device.download(result[number])[: len(run.tokens)] for number in range(layers)]
 
     def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
         config = self._plan.config
