@@ -65,11 +65,10 @@ class Curves:
         bandwidth, peak = self._machine.memory.best(3), self._machine.peak.measure()
         start = context - self._steps // 2
         seconds = statistics.median(self._engine.steps([self._text[:start]] * rows, self._steps))
-        kv = rows * context * self._bytes.kv_row
-        # Integer multiply-adds are of another kind, and a mixture computes some of its experts only.
-        counted = not self._engine.runner.capabilities.quantization and self._config.experts is None
+        weights, kv = self._bytes.matrices(rows), self._bytes.cache(rows, context)
+        counted = not self._engine.runner.capabilities.quantization  # integer multiply-adds are of another kind
         sums = multiply_adds(self._config, rows, context, rows) if counted else 0.0
-        return Point(series, rows, context, seconds, self._bytes.weights, kv, bandwidth, sums, peak)
+        return Point(series, rows, context, seconds, weights, kv, bandwidth, sums, peak)
 
 
 def turns(count: int, rounds: int, *, shuffled: bool) -> Iterator[list[int]]:

@@ -58,8 +58,8 @@ def dive(engine: Engine, config: ModelConfig, context: int) -> Iterator[str]:
     for depth in depths(context):
         step = statistics.median(engine.steps([text[:depth]], STEPS))
         rate = (depth - before) / engine.fill_s
-        kv = depth * read.kv_row
-        cells = (rate, 1e3 * step, read.weights / 1e6, kv / 1e6, (read.weights + kv) / step / 1e9)
+        weights, kv = read.matrices(1), read.cache(1, depth)
+        cells = (rate, 1e3 * step, weights / 1e6, kv / 1e6, (weights + kv) / step / 1e9)
         yield f"{depth:8}" + "".join(f"{cell:12.1f}" for cell in cells) + f"{process.memory_info().rss / 1e6:12.0f}"
         before = depth
 

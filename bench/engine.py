@@ -12,12 +12,14 @@ measured while other programs take CPU is measured again; a figure that they dis
   in turn    the share of the engine's step that memory alone would take, each step beside a read of memory just before
              it: the limit is of the best read, which a shared machine does not always reach
   prefill N  prompt tokens a second of one prompt; llama-bench is the peer
-  limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights and KV that a step
-             reads over the read bandwidth, or its multiply-adds over the CPU's float32 peak if that takes longer
-             ("bound"). Multiply-adds of integers are not counted, so prefill with quantized weights has no limit
+  limit      what memory and arithmetic allow, both measured in the same rounds: the bytes of weights, KV and states
+             that a step reads (of a mixture the experts that rows choose at random; states are written as well) over
+             the read bandwidth, or its multiply-adds over the CPU's float32 peak if that takes longer ("bound").
+             Multiply-adds of integers are not counted, so prefill with quantized weights has no limit
 
-llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4. Before anything is timed its greedy tokens
-are compared with ours, and the run stops if the models are not the same. What the engine refuses is shown as such.
+llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4; mxfp4 runs without it. Before anything is
+timed its greedy tokens are compared with ours, and the run stops if the models are not the same. What the engine
+refuses is shown as such.
 Build llama.cpp with `python bench/peers/llama_cpp.py`, or give the folder of its programs with --llama-cpp DIR; --alone
 runs without. Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), results go to --out.
 """
@@ -45,13 +47,15 @@ from bench.measurement.peak import Peak
 from bench.measurement.rounds import Others, RefusedError, Series, interleave, refuser
 from bench.peers.build import CPU_OPTIONS, PeerError
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, complete
-from bench.peers.precisions import PRECISIONS
+from bench.peers.precisions import ALONE, PRECISIONS
 from bench.peers.weights.llama_cpp_files import make_file
+from bench.peers.weights.mxfp4 import to_mxfp4
 from bench.peers.weights.to_gguf import ARCHITECTURES, convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.topology import usable_cores
 
 CONTEXT = 1024
+QUANTIZED = ("int8", "int4", *ALONE)
 PROMPT = 64
 PREFILLS = (128, 512)
 
@@ -61,12 +65,14 @@ class EngineBenchmark:
 
     def __init__(self, args: argparse.Namespace, model: str, precision: str, peer: LlamaCpp | None) -> None:
         self._args = args
-        self._model, self._precision, self._peer = model, precision, peer
+        self._model, self._precision, self._peer = model, precision, None if precision in ALONE else peer
+        self._settings = (PRECISIONS | ALONE)[precision]
         self._others = (lambda: 0.0) if args.smoke else Others().share
         self._limits: dict[str, Callable[[], float]] = {}
         self._path = make_model(args.cache_dir, model)
+        self._path = to_mxfp4(self._path) if precision == "mxfp4" else self._path
         self._config = ModelConfig.from_dir(self._path)
-        self._gguf = self._path.with_name(f"{self._path.name}-{PRECISIONS[precision].gguf}.gguf")
+        self._gguf = self._path.with_name(f"{self._path.name}-{self._settings.gguf}.gguf")
 
     def run(self) -> Iterator[Comparison]:
         """Measure everything, and yield each line as soon as it is complete."""
@@ -96,14 +102,14 @@ class EngineBenchmark:
     def _convert(self, peer: LlamaCpp) -> None:
         """Write the GGUF file: by our converter, which quantizes all matrices, or by llama.cpp's where ours does not
         know the family."""
-        kind = PRECISIONS[self._precision].gguf
+        kind = self._settings.gguf
         if self._config.family in ARCHITECTURES:
             convert(self._path, self._gguf, kind)
         else:
             make_file(self._path, self._gguf, kind, peer)
 
     def _setup(self, slots: int) -> Setup:
-        args, precision = self._args, PRECISIONS[self._precision]
+        args, precision = self._args, self._settings
         graphs = args.cache_dir / "graphs"
         return Setup(self._path, graphs, slots, CONTEXT, precision.dtype, precision.quantize, args.device, args.cpu)
 
@@ -130,7 +136,7 @@ class EngineBenchmark:
                 equal.append(next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs)))
         print(f"{self._model} {self._precision}: greedy tokens before the first difference, of 16: {equal}", flush=True)
         rounds = self._config.experts is not None and self._precision != "f32"  # and so may choose other experts
-        if not rounds and sum(equal) < PRECISIONS[self._precision].equal * 16 * len(prompts):
+        if not rounds and sum(equal) < self._settings.equal * 16 * len(prompts):
             raise PeerError(f"{self._gguf} is not the same model: llama.cpp's tokens differ from ours")
 
     def _decode(self, engine: Engine, reader: MemoryReader, client: Client, streams: int, refused: str) -> Comparison:
@@ -162,14 +168,15 @@ class EngineBenchmark:
             subjects["llama.cpp"] = lambda: peer.prefill(self._gguf, length)
         engine.prefill(length)  # the first call of a length may load its graph
         series = interleave(subjects | self._limits, max(3, self._args.rounds), self._others)
-        if PRECISIONS[self._precision].quantize:
+        if engine.runner.capabilities.quantization:
             return self._line("prefill", length, series)  # its multiply-adds are not counted
-        read = step_bytes(self._config, engine.runner).total(1, length)
+        each = step_bytes(self._config, engine.runner)
+        read = each.matrices(length) + each.cache(1, length)
         return self._line("prefill", length, series, Work(read, self._multiply_adds(length, length / 2, 1)))
 
     def _multiply_adds(self, rows: int, positions: float, sampled: int) -> float:
         """0 for quantized weights, which are multiplied as integers."""
-        return 0.0 if PRECISIONS[self._precision].quantize else multiply_adds(self._config, rows, positions, sampled)
+        return 0.0 if self._precision in QUANTIZED else multiply_adds(self._config, rows, positions, sampled)
 
     def _peer_alone(self, reason: str) -> Iterator[Comparison]:
         for streams in self._args.streams:
@@ -188,7 +195,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--models", nargs="+", choices=list(SHAPES), default=["110m", "0.5b"], help="the shapes, of random weights"
     )
     parser.add_argument(
-        "--precisions", nargs="+", choices=list(PRECISIONS), default=["bf16", "int8", "int4"], help="of the weights"
+        "--precisions",
+        nargs="+",
+        choices=[*PRECISIONS, *ALONE],
+        default=["bf16", "int8", "int4"],
+        help="of the weights",
     )
     parser.add_argument("--streams", nargs="+", type=at_least(1), default=[1, 4, 8, 16, 32], help="sequences at once")
     parser.add_argument("--tokens", type=at_least(1), default=64, help="generated by each sequence")

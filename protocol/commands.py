@@ -151,7 +151,8 @@ class ReadRows(Struct, frozen=True, array_like=True, tag="read", gc=False):
 
 class WriteRows(Struct, frozen=True, array_like=True, tag="write", gc=False):
     """Append cache rows that another worker has computed to those of a transfer, for reuse by sequences of the tenant
-    that begin with these tokens. The worker answers with one `RowsWritten`."""
+    that begin with these tokens. The worker answers with one `RowsWritten`. Without tokens and rows it ends a transfer
+    that has failed: the worker refuses it, and frees rows whose recurrent state is missing."""
 
     query: StreamId
     """The gateway's number of this question."""

@@ -20,7 +20,7 @@ class Point:
     rows: int
     context: int
     seconds: float
-    weight_bytes: int
+    weight_bytes: float
     kv_bytes: float
     bandwidth: float
     multiply_adds: float

@@ -354,9 +354,10 @@ class AttentionReader:
 
     layers: tuple[int, ...]
     """The layers that attend to the whole prompt."""
-    queries: Callable[[Chunk], NDArray[np.float32]]
+    queries: Callable[[Chunk], Sequence[NDArray[np.float32]]]
     """Computes up to `LOOKED_ROWS` rows like `Runner.prefill`, and returns their queries in each of `layers`, rotated
-    and scaled: float32 [layers, rows, heads, lanes]. Raises `ValueError` as `check_chunks` does."""
+    and scaled: float32 [rows, heads, lanes], of which the lanes may differ between layers. Raises `ValueError` as
+    `check_chunks` does."""
     keys: Callable[[int, int, int], NDArray[np.float32]]
     """Returns the keys of the rows of a slot (the first argument) in a layer of the model (the second one) up to a row
     (the third one), rotated: float32 [KV heads, rows, lanes]."""

@@ -559,13 +559,13 @@ class IreeRunner:
                 first += len(chunk.tokens)
         return result, output_indices, batch, greedy
 
-    def _queries(self, chunk: Chunk) -> NDArray[np.float32]:
+    def _queries(self, chunk: Chunk) -> list[NDArray[np.float32]]:
         check_chunks(self.capabilities, self._written.__getitem__, [chunk])
         self._sampler.forget()
         (run,) = runs_of(chunk, -1, LOOKED_ROWS)
         result = self._call(f"{QUERIES}_{LOOKED_ROWS}", *self._run_inputs([run], LOOKED_ROWS))
-        queries: NDArray[np.float32] = self._device.download(result[0])
-        return queries[:, : len(run.tokens)]
+        layers = len(full_layers(self._plan.config.plan))
+        return [self._device.download(result[number])[: len(run.tokens)] for number in range(layers)]
 
     def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
         config = self._plan.config

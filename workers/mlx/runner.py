@@ -424,14 +424,15 @@ class MlxRunner:
                     self._states = SlotStates(self.capabilities)
                 raise
 
-    def _queries(self, chunk: Chunk) -> NDArray[np.float32]:
+    def _queries(self, chunk: Chunk) -> list[NDArray[np.float32]]:
         with self._owned():
             self._sampler.forget()
             queries: list[mx.array] = []
             self._forward([chunk], queries)
-            layers = mx.stack([queries[number] for number in full_layers(self._config.plan)])
+            attend = [number for number, layer in enumerate(self._config.plan) if layer.kind == "attention"]
+            layers = [queries[attend.index(number)] for number in full_layers(self._config.plan)]
             mx.eval(self._kv.arrays, layers)
-            return np.array(layers)
+            return [np.array(layer) for layer in layers]
 
     def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
         with self._owned():

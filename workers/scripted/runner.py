@@ -166,12 +166,12 @@ class ScriptedRunner:
         """One head of one layer, whose queries are ones."""
         return AttentionReader((0,), self._queries, self._keys) if self._sparse else None
 
-    def _queries(self, chunk: Chunk) -> NDArray[np.float32]:
+    def _queries(self, chunk: Chunk) -> list[NDArray[np.float32]]:
         self._check_chunk(chunk)
         self.calls += 1
         for index, token in enumerate(chunk.tokens):
             self._write(chunk.slot, token, chunk.position_at(index))
-        return np.ones((1, len(chunk.tokens), 1, 1), np.float32)
+        return [np.ones((len(chunk.tokens), 1, 1), np.float32)]
 
     def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
         hashes = self._history[slot][1 : end + 1]

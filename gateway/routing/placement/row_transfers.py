@@ -27,6 +27,7 @@ from gateway.routing.worker_pool import WorkerPool
 from protocol.bounds import MAX_COUNT
 from protocol.commands import ReadRows, WriteRows
 from protocol.events import Rows, RowsWritten
+from protocol.rows_digest import rows_digest
 
 CHUNK_BYTES = 256 * 1024
 """Bytes of one part, but at least one row."""
@@ -75,6 +76,7 @@ class _Transfer:
     most: int
     """Rows of one part."""
     row_bytes: int
+    rows_format: str
     began: float
     timer: asyncio.TimerHandle | None = None
     goal: int = 1
@@ -193,6 +195,7 @@ class RowTransfers:
             moves.stop()
             if moves.transfer is not None:
                 self._forget(moves.transfer)
+                self._break_off(moves.transfer)
         for moves in [*self._moves.values()]:
             if moves.transfer is not None and moves.transfer.target is handle:
                 self._end(moves.transfer, "lost")
@@ -268,6 +271,7 @@ class RowTransfers:
             leaving.sequence.submit.stream,
             most,
             ready.row_bytes,
+            source.rows_format,
             now,
         )
         self._watch(transfer)
@@ -418,10 +422,27 @@ class RowTransfers:
         for query in (*transfer.reads, *transfer.writes):
             self._questions.pop(query, None)
 
+    def _break_off(self, transfer: _Transfer) -> None:
+        """Let the target free rows whose recurrent state is not to follow, which no sequence could use."""
+        if not transfer.state_bytes or not (transfer.written or transfer.writes):
+            return
+        if transfer.target.incarnation != transfer.target_incarnation:
+            return
+        digest = rows_digest(transfer.rows_format, transfer.number, 0, (), b"")
+        end = WriteRows(
+            secrets.randbelow(MAX_COUNT), transfer.number, transfer.sequence.submit.tenant, 0, (), b"", digest
+        )
+        try:
+            transfer.target.worker.send_nowait([end])
+        except WorkerUnavailable as error:  # it evicts them at last as it evicts any rows
+            _log.info("rows_not_sent", worker=transfer.target.name, reason=str(error))
+
     def _end(self, transfer: _Transfer, outcome: str, *, reason: str = "") -> None:
         """End a transfer, and begin the next one of its worker. The sequence gets one more attempt where another target
         or moment may do."""
         self._forget(transfer)
+        if outcome not in ("moved", "full"):
+            self._break_off(transfer)
         source, sequence = transfer.source, transfer.sequence
         if outcome == "early":  # its prompt is yet to be computed
             self._wait(source, transfer.leaving)

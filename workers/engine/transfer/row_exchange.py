@@ -3,7 +3,8 @@
 Rows that were taken are retained like those of an ended sequence of their tenant: the sequence that is to continue with
 them finds them as it finds any prefix, by its tokens. A transfer that breaks off leaves a shorter prefix and nothing
 to clean up, and rows that are missing are recomputed. The recurrent state of a model that has one follows in parts, and
-is that after the last row of the transfer; without it no sequence takes the rows.
+is that after the last row of the transfer; without it no sequence takes the rows. So they are freed when a part of the
+transfer is refused, as is one without rows, which the gateway sends when the source is lost.
 """
 
 from collections import OrderedDict

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 
+from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.runner import LOOKED_ROWS
 from workers.iree.build.lower import Graph, lower_module, struct
@@ -527,7 +528,7 @@ class GraphPlan:
         return tuple((KV + number, first + number) for number in range(len(self._kv)))
 
     def _queries(self, name: str, rows: int) -> Graph:
-        """Rows of one slot -> their queries, float32 [layers, rows, heads, lanes], cache."""
+        """Rows of one slot -> their queries in each layer without a window, float32 [rows, heads, lanes], cache."""
         ops = self.ops
         if isinstance(ops, PlainOps):
             raise TypeError("queries are read on CPUs only")  # refused when the model is loaded
@@ -536,9 +537,10 @@ class GraphPlan:
             (tokens, cos, sin, kv_rows, slots), kv, (weights,) = self._split(values)
             inputs = StepInputs(tokens, cos, sin, StepRows(slots, kv_rows))
             found, kv = attention_queries(self.config, ops, self.cache, self._typed(weights), inputs, kv)
-            return found, *kv
+            return *found, *kv
 
-        return Graph(name, queries, self._step_inputs(1, rows), in_place=self._kv_in_place(1))
+        layers = len(full_layers(self.config.plan))
+        return Graph(name, queries, self._step_inputs(1, rows), in_place=self._kv_in_place(layers))
 
     def _hidden(self, rows: int) -> jax.ShapeDtypeStruct:
         return struct((rows, self.config.hidden_size), "float32")

@@ -17,12 +17,13 @@ from workers.iree.model.tiled_ops import TiledOps
 
 def attention_queries(
     config: ModelConfig, ops: TiledOps, cache: CacheLayout, w: Parameters, inputs: StepInputs, kv: tuple[jax.Array, ...]
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Compute rows, and return the queries of the layers without a window, rotated and scaled, float32 [layers, rows,
-    heads, lanes], and the arrays of the cache with the new rows. Lanes are padded as in the cache."""
+) -> tuple[list[jax.Array], tuple[jax.Array, ...]]:
+    """Compute rows, and return the queries of each layer without a window, rotated and scaled, float32 [rows, heads,
+    lanes], and the arrays of the cache with the new rows. Lanes are padded as in the cache, and may differ between
+    layers."""
     tap = _QueryTap(ops)
     _, kv, *_ = forward(config, cast(Ops, tap), cache, w, inputs, kv)
-    return jnp.stack([tap.queries[number] for number in full_layers(config.plan)]), kv
+    return [tap.queries[number] for number in full_layers(config.plan)], kv
 
 
 class _QueryTap:
@@ -51,7 +52,7 @@ class _QueryTap:
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
         """See `Ops.rope_and_cache`."""
-        q = qkv.reshape(len(qkv), -1, cache.head_dim)[:, : config.heads]
+        q = qkv[:, : config.heads * cache.head_dim].reshape(len(qkv), config.heads, cache.head_dim)
         if norms is not None:
             q = self._normed(q, norms[0], config, layer)
         if angles is not None:

@@ -277,6 +277,23 @@ async def test_a_sequence_goes_on_after_a_death_in_the_middle(victim: str) -> No
     assert "moved" not in pair.outcomes() or victim == "b"
 
 
+@pytest.mark.parametrize("cause", ["death", "client"])
+async def test_rows_whose_state_does_not_follow_are_freed_at_once(cause: str) -> None:
+    pair = Pair(runner=stateful)
+    group = await begun(pair)
+    pair.drain()
+    await pair.run(lambda: pair.b.engine.gauges().retained_tokens > 0)
+    if cause == "client":
+        group.close()
+        pair.texts.pop(group)
+    else:
+        pair.a.die()
+    pair.b.answer()
+    pair.a.answer()
+    pair.b.answer()
+    assert pair.b.engine.gauges().retained_tokens == 0
+
+
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing() -> None:
     pair = Pair()
     group = await begun(pair)

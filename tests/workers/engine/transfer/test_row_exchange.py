@@ -172,6 +172,17 @@ def test_rows_without_their_state_are_used_by_no_sequence() -> None:
     assert free(target) == 4
 
 
+@pytest.mark.parametrize(("options", "retained"), [(STATEFUL, 0), ({}, 42)], ids=["state", "no state"])
+def test_a_part_without_rows_ends_a_transfer(options: dict[str, Any], retained: int) -> None:
+    source, target = running(**options), engine(**options)
+    assert target.write_rows(part(source, 0, 42)).rows == 42
+    end = WriteRows(7, 9, "", 0, (), b"", rows_digest(ROWS_FORMAT, 9, 0, (), b""))
+    assert refusal(end, ROWS_FORMAT) is None
+    assert target.write_rows(end).rows == 0
+    assert target.gauges().retained_tokens == retained, "rows that need no state stay a prefix"
+    assert free(target) == 4
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

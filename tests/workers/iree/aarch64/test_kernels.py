@@ -81,6 +81,30 @@ def test_quantized_products_have_the_bits_of_another_architecture(products: Prod
         np.testing.assert_array_equal(emulated_rows, here.live("int4", matrix, rows, lives[1]))
 
 
+@pytest.mark.parametrize(
+    ("chosen", "names"),
+    [
+        ("neon", ("fp4",)),
+        pytest.param("neon", ("fp4-float32",), marks=pytest.mark.exhaustive),
+        pytest.param("neon-dotprod", ("fp4", "fp4-float32"), marks=pytest.mark.exhaustive),
+        pytest.param("neon-i8mm", ("fp4", "fp4-float32"), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_fp4(chosen: CpuTarget, names: tuple[str, ...], cache_dir: Path) -> None:
+    """The products of codes of E2M1, with the bits of this machine's."""
+    made = products_of(cache_dir, emulated(chosen), chosen, "bfloat16", names)
+    quantized.test_products(made)
+    quantized.test_the_largest_sums_do_not_overflow(made)
+    formats = {name: FORMATS[name] for name in names}
+    native = Products(cache_dir, Device("local-task", 0), "bfloat16", WidenedBf16(4), PLAIN_DOTS, formats)
+    x = X.astype(ml_dtypes.bfloat16).astype(np.float32)
+    for name in names:
+        matrix = make(FORMATS[name])
+        np.testing.assert_array_equal(made(name, matrix, x), native(name, matrix, x))
+    native.close()
+    made.close()
+
+
 def test_exact_rows(target: CpuTarget, cache_dir: Path) -> None:
     """Rows of three limbs, whose sums are corrected one by one."""
     made = products_of(cache_dir, emulated(target), target, "float32", ("int8",))

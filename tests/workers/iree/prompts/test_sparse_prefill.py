@@ -105,7 +105,7 @@ def test_queries_and_keys_are_those_of_another_backend(runner: IreeRunner, other
         each.reset(0)
         each.prefill([Chunk(0, PROMPT[:32], 0, 0)], [None])
         each.prefill([Chunk(0, PROMPT[32:50], 32, 32)], [None])
-        queries = each.attention.queries(Chunk(0, PROMPT[50 : 50 + LOOKED_ROWS], 50, 50))
+        queries = np.stack(each.attention.queries(Chunk(0, PROMPT[50 : 50 + LOOKED_ROWS], 50, 50)))
         keys = np.stack([each.attention.keys(0, layer, 50) for layer in each.attention.layers])
         grouped = queries.reshape(*queries.shape[:2], keys.shape[1], -1, queries.shape[-1])
         products.append(np.einsum("lrkgd,lktd->lrkgt", grouped, keys))
