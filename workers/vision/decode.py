@@ -29,7 +29,7 @@ UPRIGHT = {
     7: Pillow.Transpose.TRANSVERSE,
     8: Pillow.Transpose.ROTATE_90,
 }
-"""What makes pictures upright, by their orientations; those from 5 on exchange width and height."""
+"""The transformations to upright, by orientation; those from 5 on exchange width and height."""
 SCAN = b"\xff\xda"
 """The marker of a scan; within its data the byte 255 is followed by 0."""
 _16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")

@@ -20,7 +20,7 @@ _TEXT_KEYS = (b"XML:com.adobe.xmp\0", b"Raw profile type exif\0")
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _SOS = 0xDA
 _METADATA = {*range(0xE1, 0xF0), 0xFE} - {0xEE}
-"""Segments of applications and comments, without those of JFIF and Adobe, which say how colours are stored."""
+"""Segments of applications and comments, without those of JFIF and Adobe, which state the storage of colours."""
 _ALONE = {0x01, *range(0xD0, 0xD9)}
 """Markers without a segment."""
 _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
@@ -38,7 +38,7 @@ class FileParts(NamedTuple):
 
 
 class TooManyParts(ValueError):
-    """Raised for a file of more than `MAX_PARTS` parts; the message says so."""
+    """Raised for a file of more than `MAX_PARTS` parts; the message has the bound."""
 
 
 def without_metadata(data: bytes, format: str) -> FileParts:
@@ -56,7 +56,7 @@ def without_metadata(data: bytes, format: str) -> FileParts:
 
 def orientation(parts: FileParts, info: Mapping[Any, Any]) -> int:
     """Return how a picture is turned, 1 to 8, by what Pillow has found (`Image.info`) and what was removed: EXIF first,
-    then XMP, as Pillow's `getexif`. 1 if nothing valid says so."""
+    then XMP, as Pillow's `getexif`. 1 if there is no valid one."""
     exif = parts.exif or info.get("exif")
     if exif is None and isinstance(profile := info.get("Raw profile type exif"), str):
         try:

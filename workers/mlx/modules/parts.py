@@ -157,7 +157,7 @@ class ExactlyScaled(nn.Module):  # type: ignore[misc]
 
     @property
     def factor(self) -> float:
-        """What undoes the rounding, of embeddings that are not in bfloat16."""
+        """The factor that undoes the rounding, of embeddings that are not in bfloat16."""
         return self._factor
 
     def __call__(self, tokens: mx.array) -> mx.array:

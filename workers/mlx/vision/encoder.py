@@ -38,7 +38,7 @@ class MlxTower:
 
     tower: MlxVisionTower
     added: Positions
-    """What is added to the embeddings of patches, [patches, hidden]."""
+    """The values that are added to the embeddings of patches, [patches, hidden]."""
     angles: Positions
     """The angles of RoPE, [patches, head_dim / 2]."""
     size: MlxPartSize

@@ -145,7 +145,7 @@ def test_a_decode_row_behind_an_image_has_its_position(name: str, load_with: Any
 
 
 def last_row_seen(runner: Runner, chunk: Chunk) -> NDArray[np.bool_]:
-    """Which rows of the logits depend on the last row of the image."""
+    """Return which rows of the logits depend on the last row of the image."""
     assert isinstance(chunk.embeddings, PromptEmbeddings)
     before = runner.logits(chunk)
     rows = chunk.embeddings.rows.copy()
