@@ -13,6 +13,8 @@ from protocol.request import ImageFormat
 MAX_SEGMENTS = 1024
 """Segments of a JPEG, or blocks of a GIF, before the pixels. Real files have some dozen; profiles and thumbnails are
 split into segments of 64 KiB."""
+MAX_SUB_BLOCKS = 8_192
+"""Sub-blocks of all blocks of a GIF before the pixels: of up to 255 bytes each, and passed in 1 ms."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of a frame header, which has the sides."""
@@ -101,6 +103,7 @@ def _gif(data: bytes) -> tuple[int, int]:
     """Read up to the first frame: decoders enlarge the image to one that is larger than the screen."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + _table(flags)
+    remaining = MAX_SUB_BLOCKS
     for _ in range(MAX_SEGMENTS):
         kind = data[at]
         if kind == 0x2C:
@@ -109,13 +112,12 @@ def _gif(data: bytes) -> tuple[int, int]:
         if kind != 0x21:
             raise HeaderInvalid("its GIF header is damaged")
         at += 2
-        for _ in range(MAX_SEGMENTS):
-            size = data[at]
+        while size := data[at]:
+            remaining -= 1
+            if remaining < 0:
+                raise HeaderInvalid(f"its GIF header has over {MAX_SUB_BLOCKS} sub-blocks")
             at += 1 + size
-            if not size:
-                break
-        else:
-            break
+        at += 1
     raise HeaderInvalid(f"its GIF header has over {MAX_SEGMENTS} blocks")
 
 

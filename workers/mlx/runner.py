@@ -189,7 +189,7 @@ class MlxRunner:
             tower = None if vision is None else vision.load(chosen)
         width = config.hidden_size if config.choose_embeddings(options.embeddings) else 0
         if tower is not None:
-            width = tower.choose_width(width)
+            width = tower.config.choose_width(width)
         capabilities = RunnerCapabilities(
             backend="mlx",
             device=name,

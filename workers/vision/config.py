@@ -26,6 +26,8 @@ i of `angles` [patches, head_dim / 2]: weights of families with another order ar
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.errors import LoadRefused
+
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 Norm = Literal["layer", "rms"]
 
@@ -114,3 +116,13 @@ class VisionConfig:
     def width(self) -> int:
         """Numbers of a row of embeddings: see `VisionEncoder.width`."""
         return self.output * (1 + len(self.taps))
+
+    def choose_width(self, given: int) -> int:
+        """Return the width of rows in prompts, beside those that requests give with `given` numbers; 0 if they give
+        none. Raises `LoadRefused` if these have another width."""
+        if given not in (0, self.width):
+            raise LoadRefused(
+                f"embeddings: rows of {given} numbers, those of images have {self.width} in {self.family}: leave it "
+                "out, or leave out its vision tower by --no-vision"
+            )
+        return self.width

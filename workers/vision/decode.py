@@ -8,10 +8,10 @@ import io
 
 import numpy as np
 from PIL import Image as Pillow
-from PIL import ImageOps
 
 from protocol.bounds import MAX_IMAGE_PIXELS, MAX_IMAGE_SIDE
 from protocol.request import Image
+from workers.vision.file_parts import TooManyParts, orientation, without_metadata
 from workers.vision.image_refused import ImageRefused
 
 PIXEL_BYTES = 24
@@ -20,10 +20,16 @@ MAX_SCANS = 100
 """Scans of a JPEG, each of which is a pass over all pixels: progressive ones have about ten."""
 STRIP = 256
 """Rows that are blended at a time."""
-ORIENTATION = 0x0112
-"""The tag of EXIF."""
-SIDEWAYS = (5, 6, 7, 8)
-"""Orientations that exchange width and height."""
+UPRIGHT = {
+    2: Pillow.Transpose.FLIP_LEFT_RIGHT,
+    3: Pillow.Transpose.ROTATE_180,
+    4: Pillow.Transpose.FLIP_TOP_BOTTOM,
+    5: Pillow.Transpose.TRANSPOSE,
+    6: Pillow.Transpose.ROTATE_270,
+    7: Pillow.Transpose.TRANSVERSE,
+    8: Pillow.Transpose.ROTATE_90,
+}
+"""The transformations to upright, by orientation; those from 5 on exchange width and height."""
 SCAN = b"\xff\xda"
 """The marker of a scan; within its data the byte 255 is followed by 0."""
 _16_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -35,10 +41,10 @@ def decode(image: Image) -> Pillow.Image:
 
     Raises `ImageRefused` for a file that is broken, truncated or of another format or size than `image` says.
     """
-    picture = _open(image)
+    picture, turned = _open(image)
     try:
         picture.load()
-        return _rgb(ImageOps.exif_transpose(picture))
+        return _rgb(picture.transpose(UPRIGHT[turned]) if turned in UPRIGHT else picture)
     except MemoryError:
         raise
     except Exception as error:  # Pillow raises errors of many kinds for broken files
@@ -50,19 +56,12 @@ def upright_size(image: Image) -> tuple[int, int]:
 
     Raises `ImageRefused`.
     """
-    picture = _open(image)
-    try:
-        if image.format == "png" and "exif" not in picture.info:
-            picture.info["exif"] = _late_exif(image.data)
-        # Not `picture.getexif`, which decodes a PNG without EXIF in search of it.
-        sideways = Pillow.Image.getexif(picture).get(ORIENTATION) in SIDEWAYS
-    except Exception:  # noqa: BLE001 - as above; broken metadata do not rotate
-        sideways = False
-    return picture.size[::-1] if sideways else picture.size
+    picture, turned = _open(image)
+    return picture.size[::-1] if turned >= 5 else picture.size
 
 
-def _open(image: Image) -> Pillow.Image:
-    """Read the header of a file. Raises `ImageRefused`."""
+def _open(image: Image) -> tuple[Pillow.Image, int]:
+    """Read the header of a file: the picture, not decoded yet, and its orientation. Raises `ImageRefused`."""
     sides = (image.width, image.height)
     if max(sides) > MAX_IMAGE_SIDE or image.width * image.height > MAX_IMAGE_PIXELS:
         bounds = f"a side of {MAX_IMAGE_SIDE} and {MAX_IMAGE_PIXELS} pixels in all"
@@ -72,25 +71,17 @@ def _open(image: Image) -> Pillow.Image:
     if image.format == "jpeg" and image.data.count(SCAN) > MAX_SCANS:
         raise ImageRefused(f"the JPEG file has more than {MAX_SCANS} scans: save it anew")
     try:
-        picture: Pillow.Image = Pillow.open(io.BytesIO(image.data), formats=[image.format.upper()])
+        parts = without_metadata(image.data, image.format)
+        picture: Pillow.Image = Pillow.open(io.BytesIO(parts.data), formats=[image.format.upper()])
     except MemoryError:
         raise
+    except TooManyParts as error:
+        raise ImageRefused(f"the {image.format} file: {error}") from error
     except Exception as error:  # Pillow raises errors of many kinds for broken files
         raise _broken(image, error) from error
     if picture.size != sides:
         raise _other_size(image, picture.size)
-    return picture
-
-
-def _late_exif(data: bytes) -> bytes | None:
-    """Return the EXIF of a PNG, which may be behind its pixels, as Pillow keeps it; None if there is none."""
-    at = 8
-    while len(data) - at >= 8:
-        length = int.from_bytes(data[at : at + 4], "big")
-        if data[at + 4 : at + 8] == b"eXIf":
-            return b"Exif\0\0" + data[at + 8 : at + 8 + length]
-        at += 12 + length
-    return None
+    return picture, orientation(parts, picture.info)
 
 
 def _other_size(image: Image, found: tuple[int, int]) -> ImageRefused:

@@ -9,7 +9,7 @@ from workers.vision.patches import ImagePatches
 
 
 class ImageEncoding(Protocol):
-    """The computation of one image, divided into parts of equal, bounded time. Used only by the runner's thread."""
+    """The computation of one image, in parts of about equal, bounded time. Used only by the runner's thread."""
 
     @property
     def parts(self) -> int:

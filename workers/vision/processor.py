@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton_serve import __version__
 from protocol.request import Image, ImageDetail
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.checkpoint import config_digest
@@ -40,7 +41,8 @@ class ImageProcessor:
         self.config = config
         self.image_token = image_token
         self._preparer = preparer
-        self._digest = digest.encode()
+        # Another version may prepare, place or compute an image otherwise, and the prefix tier outlives it.
+        self._digest = f"{digest} {__version__}".encode()
 
     @classmethod
     def of(cls, checkpoint: Path) -> "ImageProcessor | None":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import RequestError
 from gateway.images.checks import checked_image
-from gateway.images.header import MAX_SEGMENTS, HeaderInvalid, read_header
+from gateway.images.header import MAX_SEGMENTS, MAX_SUB_BLOCKS, HeaderInvalid, read_header
 from protocol.bounds import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, MAX_IMAGE_SIDE
 from tests.gateway.images.files import PNG, picture, png_header
 
@@ -49,7 +49,7 @@ def test_formats_and_sides_are_those_that_pillow_writes_and_headers_that_are_cut
         pytest.param(b"\xff\xd8" + EMPTY * MAX_SEGMENTS + FRAME, "over 1024 segments", id="jpeg of segments"),
         pytest.param(b"\xff\xd8\xff" + b"\xff" * 5000, "over 1024 segments", id="jpeg of fill bytes"),
         pytest.param(b"\xff\xd8\xff\xe0\x00\x01", "damaged", id="jpeg segment without length"),
-        pytest.param(GIF + b"!\xff" + b"\x01a" * 3000, "over 1024 blocks", id="gif of blocks"),
+        pytest.param(GIF + (b"!\xff" + b"\x01a" * 1000 + b"\0") * 20, "over 8192 sub-blocks", id="gif of blocks"),
         pytest.param(GIF + b"!\xfe\x00" * 3000, "over 1024 blocks", id="gif of extensions"),
         pytest.param(GIF + b";", "damaged", id="gif without a frame"),
         pytest.param(b"RIFF\xff\xff\xff\xffWEBP" + LOSSY[12:], "truncated", id="webp longer than the file"),
@@ -59,6 +59,14 @@ def test_formats_and_sides_are_those_that_pillow_writes_and_headers_that_are_cut
 def test_headers_that_contradict_themselves_or_cost_too_much_are_refused(data: bytes, problem: str) -> None:
     with pytest.raises(HeaderInvalid, match=problem):
         read_header(data)
+
+
+def test_sub_blocks_of_a_gif_up_to_their_bound() -> None:
+    frame = b"," + struct.pack("<HHHH", 0, 0, 1, 1)
+    blocks = (b"!\xfe" + b"\x01a" * (MAX_SUB_BLOCKS // 2) + b"\0") * 2
+    assert read_header(GIF + blocks + frame).format == "gif"
+    with pytest.raises(HeaderInvalid, match=f"over {MAX_SUB_BLOCKS} sub-blocks"):
+        read_header(GIF + blocks + b"!\xfe\x01a\0" + frame)
 
 
 def test_a_frame_larger_than_its_gif_counts() -> None:

@@ -1,5 +1,6 @@
 """Image files become upright RGB pictures, or are refused with what is wrong."""
 
+import io
 import struct
 import zlib
 from typing import Any
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from PIL import Image as Pillow
+from PIL import ImageOps
 
 from protocol.bounds import MAX_IMAGE_PIXELS, MAX_IMAGE_SIDE
 from protocol.request import Image, ImageFormat
 from tests.workers.vision.image_files import as_file, picture
 from workers.vision.decode import MAX_SCANS, SCAN, STRIP, decode, upright_size
+from workers.vision.file_parts import MAX_PARTS, without_metadata
 from workers.vision.image_refused import ImageRefused
 
 SOURCE = picture(13, 7)
@@ -170,3 +173,60 @@ def png(width: int, height: int) -> bytes:
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 9)) + chunk(b"IEND", b"")
     )
+
+
+def chunk(kind: bytes, body: bytes = b"") -> bytes:
+    """Return a chunk of a PNG."""
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def test_chunks_of_a_file_are_bounded() -> None:
+    """Pillow takes up to 60 us for each, so that a file of 12 MB would hold the prompts of a worker for a minute."""
+    image = as_file(SOURCE)
+    few, before, after = image.data.count(b"IDAT") + 2, image.data[:33], image.data[33:]
+    most = replace(image, data=before + chunk(b"prIv") * (MAX_PARTS - few) + after)
+    assert decode(most).size == upright_size(most) == (13, 7)
+    webp = as_file(SOURCE, "webp", lossless=True)
+    body = webp.data[12:] + b"ABCD\0\0\0\0" * MAX_PARTS
+    for more in (
+        replace(image, data=before + chunk(b"prIv") * (MAX_PARTS - few + 1) + after),
+        replace(webp, data=b"RIFF" + struct.pack("<I", 4 + len(body)) + b"WEBP" + body),
+    ):
+        for read in (decode, upright_size):
+            with pytest.raises(ImageRefused, match=f"more than {MAX_PARTS} chunks"):
+                read(more)
+
+
+def test_pillow_reads_no_metadata() -> None:
+    """Entries of metadata take as long as chunks do: those that no pixel depends on are not there."""
+    text = chunk(b"tEXt", b"key\0text")
+    png = as_file(SOURCE)
+    bare = without_metadata(png.data[:33] + (text + chunk(b"prIv")) * 3 + png.data[33:], "png")
+    assert bare.data == png.data
+    jpeg = as_file(SOURCE, "jpeg")
+    photoshop = b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0\0\0\0\0" * 5000
+    segment = b"\xff\xed" + struct.pack(">H", 2 + len(photoshop)) + photoshop
+    comment = b"\xff\xfe\0\x04ab"
+    full = jpeg.data[:2] + segment + comment + jpeg.data[2:]
+    assert without_metadata(full, "jpeg").data == jpeg.data
+    fills = jpeg.data[:2] + b"\xff" * (MAX_PARTS + 1) + jpeg.data[2:]
+    with pytest.raises(ImageRefused, match=f"more than {MAX_PARTS} segments"):
+        decode(replace(jpeg, data=fills))
+
+
+def test_the_orientation_is_that_of_pillow() -> None:
+    """In EXIF of either byte order and several types, and in XMP where EXIF has none."""
+    xmp = b'<rdf:Description tiff:Orientation="6"/>'
+    sources: list[dict[str, Any]] = [{"xmp": xmp}]
+    for order, start in (("<", b"II*\0"), (">", b"MM\0*")):
+        for kind, value in ((1, "B3x"), (3, "H2x"), (4, "I")):
+            entry = struct.pack(f"{order}HHI{value}", 0x0112, kind, 1, 5)
+            sources.append({"exif": b"Exif\0\0" + start + struct.pack(f"{order}IH", 8, 1) + entry + bytes(4)})
+    sources.append({"exif": Pillow.Exif().tobytes(), "xmp": xmp})
+    sources.append({"exif": b"Exif\0\0II*\0\x08\0\0\0\x01\0" + struct.pack("<HHIHH", 0x0112, 3, 1, 9, 0) + bytes(4)})
+    for options in sources:
+        for format in ("jpeg", "webp"):
+            image = as_file(SOURCE, format, **options)
+            expected = ImageOps.exif_transpose(Pillow.open(io.BytesIO(image.data))).convert("RGB")
+            np.testing.assert_array_equal(np.asarray(decode(image)), np.asarray(expected))
+            assert upright_size(image) == expected.size

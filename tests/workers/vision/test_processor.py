@@ -53,6 +53,15 @@ def runs_of(text: str, token: str) -> list[str]:
     return [token * len(run) for run in "".join(each if each == "\0" else " " for each in marked).split()]
 
 
+def test_rows_are_not_those_of_another_version(processor: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefix tier may be that of an older version, which prepared or placed images otherwise."""
+    image = as_file(picture(40, 70))
+    (part,) = processor("qwen3_vl").prepare(image).parts
+    assert processor("qwen3_vl").prepare(image).parts[0].key == part.key
+    monkeypatch.setattr("workers.vision.processor.__version__", "0.0.0")
+    assert processor("qwen3_vl").prepare(image).parts[0].key != part.key
+
+
 @pytest.mark.parametrize(
     ("family", "counts"), [("gemma4", (70, 70, 140)), ("lfm2_vl", (16, 80, 80)), ("smolvlm", (4, 68, 68))]
 )

@@ -93,7 +93,7 @@ class Recipe(Struct, frozen=True, tag="decoder"):
             threads=device.threads,
             embeddings=config.choose_embeddings(options.embeddings),
             queries=options.attention,
-            vision=options.vision and find_tower(path) is not None,
+            vision=_has_tower(path, config, options),
             window_cache=options.window_cache if device.local else "full",
             lora_modules=tuple((name, str(path)) for name, path in options.lora_modules),
             max_lora_rank=options.max_lora_rank,
@@ -176,6 +176,15 @@ class Recipe(Struct, frozen=True, tag="decoder"):
     def compiler(self) -> Compiler:
         """Return the compiler with its cache. Raises `CacheError`."""
         return Compiler(Path(self.cache_dir), self.flags, self.target)
+
+
+def _has_tower(path: Path, config: ModelConfig, options: LoadOptions) -> bool:
+    """Return whether the vision tower is loaded, if there is one. Raises `LoadRefused` for rows of embeddings of
+    requests that have another width than those of its images."""
+    tower = find_tower(path) if options.vision else None
+    if tower is not None:
+        tower.config.choose_width(config.hidden_size if options.embeddings else 0)
+    return tower is not None
 
 
 def _takes_back(config: ModelConfig, slots: int) -> bool:

@@ -40,7 +40,7 @@ class RecurrentStates:
         self._layers, self._slots = config.state_layers, slots
         self._keeps = keeps
         self._before: list[list[list[_StateBefore]]] = [[] for _ in range(slots)]
-        """The states of each slot, row of its last decode step, and layer."""
+        """The state of each slot, row of its last decode step, and layer."""
         self.parts: list[list[mx.array]] = []
         self.reset_all()
 

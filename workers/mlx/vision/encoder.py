@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.runner import NotFiniteError
-from workers.errors import LoadRefused
 from workers.mlx.vision.tower import Attended, MlxVisionTower
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.patches import ImagePatches
@@ -39,7 +38,7 @@ class MlxTower:
 
     tower: MlxVisionTower
     added: Positions
-    """The rows that are added to the embeddings of patches, [patches, hidden]."""
+    """The values that are added to the embeddings of patches, [patches, hidden]."""
     angles: Positions
     """The angles of RoPE, [patches, head_dim / 2]."""
     size: MlxPartSize
@@ -50,17 +49,6 @@ class MlxTower:
     def config(self) -> VisionConfig:
         """The description of the tower."""
         return self.tower.config
-
-    def choose_width(self, asked: int) -> int:
-        """Return the width of rows in prompts, beside those that requests give if `asked` is not 0. Raises
-        `LoadRefused` if these have another width."""
-        width = self.config.width
-        if asked not in (0, width):
-            raise LoadRefused(
-                f"embeddings: rows of {asked} numbers, those of images have {width} in {self.config.family}: leave it "
-                "out, or leave out its vision tower by --no-vision"
-            )
-        return width
 
 
 class MlxVisionEncoder:

@@ -6,7 +6,9 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.uneven import UNEVEN
+from tests.vision_checkpoints import make_vision_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.errors import LoadRefused
 from workers.iree.build.recipe import Recipe, choose_ops
 from workers.iree.device.device import Device
 from workers.iree.device.drivers import GENERIC_DEVICE
@@ -48,3 +50,19 @@ def test_a_head_that_cannot_draft_is_left_out(tmp_path: Path, uri: str, slots: i
     recipe = Recipe.of(path, ModelConfig.from_dir(path).with_mtp(), device, options)
     device.close()
     assert recipe.plan().config.mtp == mtp
+
+
+@pytest.mark.parametrize(("family", "width"), [("qwen2_vl", 1), ("qwen3_vl", 2)], ids=["first layer", "deep stack"])
+def test_rows_that_requests_give_are_as_wide_as_those_of_images(tmp_path: Path, family: str, width: int) -> None:
+    path = make_vision_checkpoint(tmp_path / "model", family)
+    config, device = ModelConfig.from_dir(path), Device("local-sync", 1)
+    for embeddings, vision in ((True, False), (False, True), (True, True)):
+        options = LoadOptions(
+            device="local-sync", slots=2, context=64, cache_dir=tmp_path, embeddings=embeddings, vision=vision
+        )
+        if embeddings and vision and width > 1:
+            with pytest.raises(LoadRefused, match=r"embeddings: rows of \d+ numbers.*--no-vision"):
+                Recipe.of(path, config, device, options)
+        else:
+            assert Recipe.of(path, config, device, options).vision == vision
+    device.close()

@@ -99,15 +99,18 @@ class ImagePrompts:
 
     def _check_sizes(self, images: ImageSource, source: ChatInput, order: Sequence[int]) -> None:
         rows, config = 0, images.config
+        counts: dict[int, int] = {}  # an image that has several places is prepared once
         for index in order:
-            try:
-                rows += images.tokens_of(source.images[index])
-            except ImageRefused as error:
-                raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
+            if index not in counts:
+                try:
+                    counts[index] = images.tokens_of(source.images[index])
+                except ImageRefused as error:
+                    raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
+            rows += counts[index]
             if rows >= self._context:
                 text = f"the images up to this one take {rows} tokens, which leave no room in {self._context}"
                 raise PromptRefused(ErrorCode.CONTEXT, text, _field(source, index))
-        size = rows * config.group * config.patch_values * FLOAT_BYTES
+        size = sum(counts.values()) * config.group * config.patch_values * FLOAT_BYTES
         if not self._memory.fits(size):
             self._recent.clear()
         if not self._memory.fits(size):

@@ -251,6 +251,11 @@ def test_the_patches_of_all_prompts_are_within_a_bound() -> None:
         images.prepare(chat("x", (0, 0), images=(DOT,)), lambda: True)
     assert (error.value.code, error.value.retry_after_s) == (ErrorCode.OVERLOADED, 1)
     held.pop()
+    several = images.prepare(chat("x", (0, 0), (0, 0), (0, 1)), lambda: True)
+    assert several is not None, "an image counts once, in however many places"
+    assert [prepared is several.placed[0][1] for _, prepared in several.placed] == [True, True, True]
+    assert memory.used == 2 * size
+    del several
     assert images.prepare(chat("x", (0, 0), images=(DOT,)), lambda: True) is not None
     held.clear()
     large = replace(CAT, width=256, height=256)
