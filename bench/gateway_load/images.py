@@ -69,7 +69,7 @@ def asked_of(content: Any, tokens: int) -> dict[str, Any]:
     }
 
 
-class Clients:
+class ImageClients:
     """Clients of one server; no two of their images are equal."""
 
     def __init__(self, url: str) -> None:
@@ -126,7 +126,7 @@ def options(model: Path, args: argparse.Namespace, slots: int) -> dict[str, Any]
 
 
 async def measure_streams(url: str, args: argparse.Namespace) -> None:
-    clients = Clients(url)
+    clients = ImageClients(url)
     await clients.image(args.side, SHORT)
     gaps: dict[str, list[float]] = {"alone": [], "beside images": []}
     for _ in range(args.rounds):
@@ -142,7 +142,7 @@ async def measure_streams(url: str, args: argparse.Namespace) -> None:
 
 
 async def measure_first(url: str, args: argparse.Namespace, name: str) -> float:
-    clients = Clients(url)
+    clients = ImageClients(url)
     times = [await clients.image(args.large, 1) for _ in range(args.rounds + 1)]
     median = statistics.median(times[1:])
     print(f"{name:10} first token after {median:7.2f} s", flush=True)
@@ -171,8 +171,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--side", type=at_least(32), default=256, help="of the images beside streams, in pixels")
     parser.add_argument("--first-model", choices=list(SHAPES), default="0.5b", help="of the part `first`")
     parser.add_argument("--large", type=at_least(32), default=1024, help="side of the images of the part `first`")
-    parser.add_argument("--rounds", type=at_least(1), default=3)
-    parser.add_argument("--peer", choices=["llama.cpp", "none"], default="llama.cpp")
+    parser.add_argument("--rounds", type=at_least(1), default=3, help="of each measurement")
+    parser.add_argument("--peer", choices=["llama.cpp", "none"], default="llama.cpp", help="of the part `first`")
     parser.add_argument("--llama-cpp", type=Path, default=None, metavar="DIR", help="the folder of its programs")
     smoke = {"model": "tiny", "first_model": "tiny", "text": 1, "tokens": 30, "side": 64, "large": 64, "rounds": 1}
     return parsed(parser, words, smoke=smoke | {"peer": "none"})

@@ -23,8 +23,7 @@ PATCH, MERGE, FRAMES, VOCAB = 16, 4, 2, 640
 
 @dataclass(frozen=True)
 class VisionShape:
-    """Sizes of a model. `layers` to `kv_heads` are those of the text model, with heads of 128 lanes, and the others those
-    of the tower."""
+    """Sizes of a model: `layers` to `kv_heads` of the text model, with heads of 128 lanes, the others of the tower."""
 
     layers: int
     hidden: int

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.reference]
 NEW = 20
 """Tokens of an answer."""
 SIZE = (60, 44)
-BEFORE, AFTER = "Look at this ", " and say what it is."
+BEFORE, AFTER = "Look at this ", " and name it."
 DEFAULT = ("iree", "qwen3_vl")
 IMPORTS = {"iree": "iree.runtime", "mlx": "mlx.core"}
 CASES = [
@@ -40,7 +40,7 @@ CASES = [
 BACKENDS = [pytest.param("iree", id="iree"), pytest.param("mlx", id="mlx", marks=pytest.mark.exhaustive)]
 
 
-class Reference:
+class VisionReference:
     """A tiny checkpoint, and the answers of transformers to one image between two texts."""
 
     def __init__(self, folder: Path, family: str) -> None:
@@ -146,7 +146,7 @@ async def images(real: Real) -> tuple[int, int]:
 async def test_answers_are_those_of_transformers(serve: Serve, tmp_path: Path, backend: Backend, family: str) -> None:
     """Two clients at once with the same texts and different images, then the same image again, and behind it another
     text: no client gets the KV of another image, and each image is encoded once."""
-    reference = Reference(tmp_path, family)
+    reference = VisionReference(tmp_path, family)
     one, two = (picture(*SIZE, seed) for seed in range(2))
     other = " Which colours are there?"
     wanted = [reference.answer(one), reference.answer(two), reference.answer(one, other)]
@@ -177,7 +177,7 @@ async def test_a_stream_outlives_kills_in_the_image_and_in_the_answer(
 ) -> None:
     """The first worker is killed in its third call, which is a part of the image: before it are at most the text and
     a first part. The second one is slow, and is killed in the middle of the answer."""
-    reference, image = Reference(tmp_path, "qwen3_vl"), picture(*SIZE)
+    reference, image = VisionReference(tmp_path, "qwen3_vl"), picture(*SIZE)
     faults = [Fault("kill", call=3, incarnation=1), Fault("slow", calls=0, seconds=0.02, incarnation=2)]
     before: list[int] = []
     got: list[int] = []
