@@ -5,7 +5,7 @@
 Models have Qwen3-VL's architecture and random weights, made once. `streams`: --text streams of text run alone, and then
 again while as many clients send one image after the other, each new, of --side pixels a side, and read a short answer.
 Shown are the median and the 99th percentile of the time between two tokens of the text streams, of all rounds, in which
-both take turns. Nothing is drafted.
+both take turns. Tokens that arrive together count as one, and nothing is drafted.
 
 `first`: the time to the end of an answer of one token about a new image of --large pixels a side, beside that of
 llama-server on the same weights, which its own converter writes (--peer none: without). Medians of the rounds, after
@@ -135,6 +135,8 @@ async def measure_streams(url: str, args: argparse.Namespace) -> None:
     print(
         f"{args.model} bf16, {args.text} streams of text, {clients.images - 1} answers about {args.side} pixels a side"
     )
+    if not all(gaps.values()):
+        raise ValueError("all tokens arrived together: choose more --tokens")
     high = {name: 1000 * (percentile(each, 0.99) or 0.0) for name, each in gaps.items()}
     for name, each in gaps.items():
         ratio = high[name] / high["alone"]
@@ -174,7 +176,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=at_least(1), default=3, help="of each measurement")
     parser.add_argument("--peer", choices=["llama.cpp", "none"], default="llama.cpp", help="of the part `first`")
     parser.add_argument("--llama-cpp", type=Path, default=None, metavar="DIR", help="the folder of its programs")
-    smoke = {"model": "tiny", "first_model": "tiny", "text": 1, "tokens": 30, "side": 64, "large": 64, "rounds": 1}
+    smoke = {"model": "tiny", "first_model": "tiny", "text": 1, "tokens": 400, "side": 64, "large": 64, "rounds": 1}
     return parsed(parser, words, smoke=smoke | {"peer": "none"})
 
 
