@@ -144,10 +144,10 @@ async def serve(found: ImageRequests) -> None:
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--requests", type=at_least(4), default=10_000)
+    parser.add_argument("--requests", type=at_least(4), default=10_000, help="in all")
     parser.add_argument("--streams", type=at_least(1), default=16, help="at once")
     parser.add_argument("--tolerance", type=above_zero, default=200.0, metavar="BYTES", help="growth per request")
-    parser.add_argument("--seed", type=at_least(0), default=None)
+    parser.add_argument("--seed", type=at_least(0), default=None, help="of the images; a new one if not given")
     args = parsed(parser, words, smoke={"requests": 50, "streams": 8, "seed": 1})
     args.seed = secrets.randbelow(1 << 31) if args.seed is None else args.seed
     return args

@@ -96,6 +96,10 @@ OUTPUT: dict[str, list[str]] = {
         rf"^tokens of the keys differ by {N} %$",
         *(rf"^{policy}: long {P} s, short {P} s$" for policy in ("fifo", "shortest-uncached-first")),
     ],
+    "bench/gateway_load/images.py": [
+        *(rf"^{name} +median +{P} ms, p99 +{P} ms +{P}x$" for name in ("alone", "beside images")),
+        rf"^Baton +first token after +{P} s$",
+    ],
     "bench/gateway_load/prefix_routing.py": [
         *(
             rf"^{load} +{routing} +{P} +{P} +{P}% +{P}% +{P} +{P} +{N} +{N} +{P} +{N}%$"
@@ -294,6 +298,7 @@ FURTHER = {
     "bench/kernels/vision.py",
     "bench/features.py",
     "bench/gateway_load/fairness.py",
+    "bench/gateway_load/images.py",
     "bench/gateway_load/model_swap.py",
     "bench/gateway_load/prefix_routing.py",
     "bench/gpu_check.py",

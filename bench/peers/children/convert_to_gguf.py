@@ -1,6 +1,6 @@
 """Child process of `bench/peers/gguf_equality.py`: llama.cpp's own converter, `convert_hf_to_gguf.py`.
 
-python bench/peers/children/convert_to_gguf.py SOURCE CHECKPOINT FILE.gguf KIND
+python bench/peers/children/convert_to_gguf.py SOURCE CHECKPOINT FILE.gguf KIND [OPTION]
 
 The converter knows tokenizers by a hash of what they encode, and takes SentencePiece files for some families. The
 checkpoints here have a byte-level BPE tokenizer of their own, which is written as GPT-2's for every family.
@@ -17,8 +17,8 @@ WITHOUT_MTP = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3NextForCausa
 """Architectures whose converter looks for a head for multi-token prediction, unless an option says there is none."""
 
 
-def convert(source: Path, checkpoint: Path, file: Path, kind: str) -> None:
-    """Run the converter in `source`, the folder of llama.cpp."""
+def convert(source: Path, checkpoint: Path, file: Path, kind: str, *more: str) -> None:
+    """Run the converter in `source`, the folder of llama.cpp, with `more` of its options."""
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     conversion: Any = importlib.import_module("conversion")
     base: Any = importlib.import_module("conversion.base")
@@ -40,10 +40,10 @@ def convert(source: Path, checkpoint: Path, file: Path, kind: str) -> None:
         return {"rotary_pct": rotated} | fields
 
     base.ModelBase.load_hparams = staticmethod(with_rotation)
-    words = ["convert_hf_to_gguf.py", str(checkpoint), "--outfile", str(file), "--outtype", kind]
+    words = ["convert_hf_to_gguf.py", str(checkpoint), "--outfile", str(file), "--outtype", kind, *more]
     sys.argv = words + (["--no-mtp"] if config["architectures"][0] in WITHOUT_MTP else [])
     runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

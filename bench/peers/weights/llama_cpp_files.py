@@ -13,8 +13,10 @@ PLAIN = ("f32", "f16", "bf16")
 """Kinds that the converter writes; others are quantized from f32."""
 
 
-def make_file(checkpoint: Path, file: Path, kind: str, peer: LlamaCpp) -> None:
+def make_file(checkpoint: Path, file: Path, kind: str, peer: LlamaCpp, more: Sequence[str] = ()) -> None:
     """Write a GGUF file of `kind`, such as f16 or Q4_K_M; one like q4_0, in small letters, is of all matrices.
+
+    `more` are options of the converter, such as `--mmproj` for the file of a vision tower.
 
     Raises `PeerError` if the tools fail, or if `peer` has no source beside it.
     """
@@ -22,7 +24,8 @@ def make_file(checkpoint: Path, file: Path, kind: str, peer: LlamaCpp) -> None:
     source = peer.folder.parent / "source"
     if not source.is_dir():
         raise PeerError(f"{source} is missing, which has llama.cpp's converter")
-    _run([sys.executable, str(CONVERTER), str(source), str(checkpoint), str(plain), kind if kind in PLAIN else "f32"])
+    paths = [str(CONVERTER), str(source), str(checkpoint), str(plain)]
+    _run([sys.executable, *paths, kind if kind in PLAIN else "f32", *more])
     if plain != file:
         pure = ["--pure"] if kind.islower() else []
         _run([str(peer.folder / QUANTIZE), *pure, str(plain), str(file), kind.upper()])
