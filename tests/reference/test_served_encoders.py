@@ -104,8 +104,9 @@ def test_an_encoder_embeds_as_transformers_pools(tmp_path: Path, cache_dir: Path
     for hidden in reference(path, [Chunk(slot, tokens, 0, 0) for slot, tokens in enumerate(texts)]):
         mean = hidden.mean(0)
         vectors.append(mean / np.linalg.norm(mean))
-    for given, expected in zip(batch["data"], vectors, strict=True):
-        np.testing.assert_allclose(given["embedding"], expected, atol=1e-5)
+    for given, vector in zip(batch["data"], vectors, strict=True):
+        np.testing.assert_allclose(given["embedding"], vector, atol=1e-5)
     assert alone["embeddings"] == [batch["data"][4]["embedding"]]
     cosines = {each["index"]: each["relevance_score"] for each in ranked["results"]}
-    assert [cosines[index] for index in range(4)] == pytest.approx([vectors[0] @ each for each in vectors[1:]], abs=1e-5)
+    expected = [float(vectors[0] @ each) for each in vectors[1:]]
+    assert [cosines[index] for index in range(4)] == pytest.approx(expected, abs=1e-5)

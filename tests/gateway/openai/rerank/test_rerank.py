@@ -109,8 +109,12 @@ async def test_a_classifier_of_several_labels_ranks_nothing() -> None:
         ready = served.worker.status.ready
         assert ready is not None
         served.worker.change(ready=replace(ready, capabilities=replace(ready.capabilities, labels=3)))
-        for path, fields in (("/rerank", {"query": "q", "documents": ["a"]}), ("/score", {"text_1": "q", "text_2": "a"})):
-            response = await served.client.post(path, json={"model": "tiny"} | fields)
+        bodies: dict[str, Any] = {
+            "/rerank": {"query": "q", "documents": ["a"]},
+            "/score": {"text_1": "q", "text_2": "a"},
+        }
+        for path, body in bodies.items():
+            response = await served.client.post(path, json={"model": "tiny"} | body)
             error = response.json()["error"]
             assert (response.status_code, error["param"], error["code"]) == (400, "model", "unsupported")
             assert "3 labels" in error["message"]

@@ -1,7 +1,5 @@
 """Texts that are pooled, truncated by a tokenizer whose normalizer removes characters."""
 
-from pathlib import Path
-
 import pytest
 
 from protocol.commands import Submit
@@ -47,7 +45,7 @@ def test_the_end_of_a_divided_text_changes_no_token(prompts: PooledPrompts) -> N
     """Every length leaves the first tokens of the whole text, wherever its characters are divided."""
     text = "embedding " * 40
     for most in range(3, CONTEXT + 1):
-        assert tokens(prompts, TextInput(text), most) == (2, *(6, 7, 8) * 4)[: most - 1] + (3,)
+        assert tokens(prompts, TextInput(text), most) == (*(2, *((6, 7, 8) * 4))[: most - 1], 3)
 
 
 def test_a_text_with_too_many_tokens_is_refused(prompts: PooledPrompts) -> None:
