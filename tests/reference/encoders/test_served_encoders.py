@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.cli.commands.test_serve import read_until, serving, url_of
-from tests.reference.test_encoders import reference
+from tests.reference.encoders.test_encoders import reference
 from tests.workers.text.test_pairs import wordpiece
 from tests.workers.tiny_encoders import make_encoder
 from workers.engine.runner import Chunk
