@@ -153,6 +153,9 @@ class ComparisonDecoder:
         if not known.pairs and not known.vector_width:
             text = f"the model {model!r} neither scores pairs of texts nor makes embeddings: choose another one"
             raise RequestError(ErrorCode.UNSUPPORTED, text, field="model")
+        if known.pairs and known.labels != 1:
+            text = f"the model {model!r} has {known.labels} labels for a pair of texts, not one score: take another one"
+            raise RequestError(ErrorCode.UNSUPPORTED, text, field="model")
         return known.pairs
 
 

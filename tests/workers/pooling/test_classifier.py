@@ -1,4 +1,4 @@
-"""Heads of cross-encoders; tests/reference/test_encoders.py compares their scores with transformers."""
+"""Heads of cross-encoders; tests/reference/encoders/test_encoders.py compares their scores with transformers."""
 
 from pathlib import Path
 from typing import Any

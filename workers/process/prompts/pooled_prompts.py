@@ -16,6 +16,8 @@ DIMENSIONS = "dimensions"
 """The request field that errors name."""
 PROMPT_NAME = "prompt_name"
 """Likewise."""
+SPARE_TOKENS = 8
+"""Tokens at the end of a divided text that may be others than those of the whole one: of a part of a word."""
 
 
 @runtime_checkable
@@ -90,11 +92,19 @@ class PooledPrompts:
 
     def _text(self, tokenizer: Tokenizer, text: str, most: int | None) -> str:
         """Return a text without an end that cannot be among its first tokens. One that is not truncated and cannot fit
-        is refused before it is tokenized."""
-        if most is not None:
-            return text[: max(1, most) * tokenizer.longest_token]
-        if len(text) > self._context * tokenizer.longest_token:
-            raise self._too_long(f"{len(text)} characters")
+        is refused before all of it is tokenized.
+
+        The beginning that is tokenized doubles until it has enough tokens: normalizers remove characters, and a word of
+        any length may be one unknown token, so that no number of characters has a token for certain.
+        """
+        wanted = (self._context if most is None else most) + SPARE_TOKENS
+        end = wanted * tokenizer.longest_token
+        while end < len(text):
+            if len(tokenizer.encode(text[:end], special=False)) >= wanted:
+                if most is None:
+                    raise self._too_long(f"{len(text)} characters")
+                return text[:end]
+            end *= 2
         return text
 
     def _too_long(self, length: str) -> PromptRefused:

@@ -88,7 +88,7 @@ async def test_the_openai_client_embeds_the_largest_batch() -> None:
         ({"input": ["a", ""]}, "input[1]", "empty"),
         ({"input": [[1], []]}, "input[1]", ""),
         ({"input": ["a", "b" * 5000]}, "input[1]", "4096"),
-        ({"input": ["b" * 4097]}, "input[0]", "4097 characters"),
+        ({"input": ["b" * 4097]}, "input[0]", "4097 tokens"),
         ({"input": [[1, 2], [3, 999]]}, "input[1]", "999"),
         ({"input": "a", "dimensions": 5}, "dimensions", "4 numbers"),
         ({"input": "a", "dimensions": 0}, "dimensions", ""),

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from gateway.openai.rerank.schema import MAX_DOCUMENTS
 from tests.gateway.openai.embeddings.stepped import stepped
@@ -99,3 +100,21 @@ async def test_a_model_without_vectors_or_a_classifier_is_named() -> None:
         response = await served.client.post("/rerank", json={"model": "tiny", "query": "q", "documents": ["a"]})
         error = response.json()["error"]
         assert (response.status_code, error["param"], error["code"]) == (400, "model", "unsupported")
+
+
+async def test_a_classifier_of_several_labels_ranks_nothing() -> None:
+    """None of its labels is the score of a pair."""
+    async with stepped(pooling="pairs") as served:
+        await post(served.client, "/rerank", query="q", documents=["a"])
+        ready = served.worker.status.ready
+        assert ready is not None
+        served.worker.change(ready=replace(ready, capabilities=replace(ready.capabilities, labels=3)))
+        bodies: dict[str, Any] = {
+            "/rerank": {"query": "q", "documents": ["a"]},
+            "/score": {"text_1": "q", "text_2": "a"},
+        }
+        for path, body in bodies.items():
+            response = await served.client.post(path, json={"model": "tiny"} | body)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"], error["code"]) == (400, "model", "unsupported")
+            assert "3 labels" in error["message"]
