@@ -17,13 +17,13 @@ from workers.checkpoints.architectures.tensors import size_of, tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.weight_size import layer_row_bytes
 from workers.engine.runner import Runner
-from workers.iree.model.decoder import EXPERTS, ROUTER, TABLES, parameters
+from workers.iree.model.decoder import TABLES, parameters
 
 BLOCK, SMOKE_BLOCK = 512 << 20, 8 << 20
 """Bytes that one pass reads: more than any cache holds, and with `--smoke` as many as are quick to read."""
 PASSES = 8
 """Repetitions of a measurement. The fastest counts."""
-EXPERT_MATRICES = frozenset(EXPERTS) - {ROUTER}
+EXPERT_MATRICES = frozenset({"experts_gate_up", "experts_up", "experts_down"})
 """Those of all routed experts, of which a row reads the chosen ones; the shared one is apart."""
 
 
