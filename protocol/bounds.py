@@ -45,6 +45,8 @@ MAX_IMAGE_SIDE = 16_384
 """Pixels of a side of an image."""
 MAX_IMAGE_PIXELS = 40_000_000
 """Pixels of an image."""
+MAX_IMAGES_PIXELS = 160_000_000
+"""Pixels of all images of one request: they are decoded in some 2 s, however small the files are."""
 IMAGE_DIGEST_BYTES = 16
 MAX_VECTOR_WIDTH = 65_536
 """Numbers of an embedding, or of the scores of a text."""

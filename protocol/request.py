@@ -19,6 +19,7 @@ from protocol.bounds import (
     MAX_IMAGE_PIXELS,
     MAX_IMAGE_SIDE,
     MAX_IMAGES,
+    MAX_IMAGES_PIXELS,
     MAX_MESSAGES,
     MAX_PENALTY,
     MAX_PIN_S,
@@ -187,6 +188,8 @@ class ChatInput(Struct, frozen=True, array_like=True, tag="chat", omit_defaults=
             return f"the images have {size} bytes together, {MAX_IMAGE_BYTES} are allowed"
         if any(each.width * each.height > MAX_IMAGE_PIXELS for each in self.images):
             return f"an image has more than {MAX_IMAGE_PIXELS} pixels"
+        if (pixels := sum(each.width * each.height for each in self.images)) > MAX_IMAGES_PIXELS:
+            return f"the images have {pixels} pixels together, {MAX_IMAGES_PIXELS} are allowed"
         placed: set[int] = set()
         for message in self.messages:
             last = 0

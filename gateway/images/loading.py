@@ -12,7 +12,7 @@ from gateway.images.base64_file import decode_base64
 from gateway.images.checks import checked_image
 from gateway.images.sources import GivenImage, too_large
 from gateway.settings import GatewaySettings
-from protocol.bounds import IMAGE_DIGEST_BYTES, MAX_IMAGE_BYTES
+from protocol.bounds import IMAGE_DIGEST_BYTES, MAX_IMAGE_BYTES, MAX_IMAGES_PIXELS
 from protocol.errors import ErrorCode
 from protocol.request import Image
 
@@ -45,7 +45,7 @@ class ImageLoader:
         """Return the images. `held` counts those that are fetched; the others came with its body. Raises
         `RequestError` naming the field of an image."""
         found: list[Image] = []
-        left = MAX_IMAGE_BYTES
+        left, pixels = MAX_IMAGE_BYTES, MAX_IMAGES_PIXELS
         for source in sources:
             if source.kind == "url":
                 data = await self._fetches(source).fetch(source, client, left, held)
@@ -54,7 +54,13 @@ class ImageLoader:
             left -= len(data)
             if left < 0:
                 raise too_large(source.field)
-            found.append(checked_image(data, source.field, source.detail, await _digest(data)))
+            image = checked_image(data, source.field, source.detail, await _digest(data))
+            pixels -= image.width * image.height
+            if pixels < 0:
+                field = source.field
+                text = f"`{field}`: the images of a request have over {MAX_IMAGES_PIXELS} pixels together"
+                raise invalid(field, text)
+            found.append(image)
         return tuple(found)
 
     def _fetches(self, source: GivenImage) -> "ImageFetcher":

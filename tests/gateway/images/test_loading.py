@@ -10,8 +10,8 @@ from gateway.images.base64_file import PIECE_CHARACTERS, decode_base64
 from gateway.images.loading import ImageLoader
 from gateway.images.sources import MAX_BASE64, GivenImage, GivenImages
 from gateway.settings import GatewaySettings
-from protocol.bounds import MAX_IMAGE_BYTES
-from tests.gateway.images.files import PNG, base64_of
+from protocol.bounds import MAX_IMAGE_BYTES, MAX_IMAGES_PIXELS
+from tests.gateway.images.files import PNG, base64_of, png_header
 
 pytestmark = pytest.mark.anyio
 PIECES = 16
@@ -68,3 +68,12 @@ async def test_bounds_of_the_bytes_of_all_images() -> None:
     more = [*whole, GivenImage("images[2]", "base64", base64_of(PNG))]
     with pytest.raises(RequestError, match=r"`images\[2\]`"):
         await loader.load(more, "", held())
+
+
+async def test_bounds_of_the_pixels_of_all_images() -> None:
+    loader = ImageLoader(GatewaySettings())
+    headers = [png_header(8_000, 5_000)] * (MAX_IMAGES_PIXELS // 40_000_000)
+    whole = [GivenImage(f"images[{index}]", "base64", base64_of(data)) for index, data in enumerate(headers)]
+    assert len(await loader.load(whole, "", held())) == 4
+    with pytest.raises(RequestError, match=rf"`images\[4\]`: .* have over {MAX_IMAGES_PIXELS} pixels"):
+        await loader.load([*whole, GivenImage("images[4]", "base64", base64_of(PNG))], "", held())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from protocol.bounds import MAX_IMAGE_BYTES
+from protocol.bounds import MAX_IMAGE_BYTES, MAX_IMAGES_PIXELS
 from protocol.commands import Tokenize
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Image, ImagePlace, Limits, Message, Pin, ToolCall
@@ -173,6 +173,13 @@ def test_all_images_together_are_within_the_bound_of_bytes() -> None:
     assert not chat("x", (0, 0), (1, 0), images=images).image_problem
     more = (images[0], replace(DOT, data=half + b"x"))
     assert f"{MAX_IMAGE_BYTES + 1} bytes together" in chat("x", (0, 0), (1, 0), images=more).image_problem
+
+
+def test_all_images_together_are_within_the_bound_of_pixels() -> None:
+    images = (replace(CAT, width=8_000, height=5_000),) * (MAX_IMAGES_PIXELS // 40_000_000)
+    places = [(index, 0) for index in range(5)]
+    assert not chat("x", *places[:4], images=images).image_problem
+    assert "pixels together" in chat("x", *places, images=(*images, DOT)).image_problem
 
 
 def test_a_model_without_a_vision_tower_refuses_images_by_name() -> None:
