@@ -90,6 +90,8 @@ class BatchEngine:
             states = PrefixStates(self._capabilities, self.snapshots, prefixes, block_rows)
         self._images: ImageEncodings | None = None
         self._image_rows: ImageRowCache | None = None
+        self._images_turn = False
+        """The last step with images was theirs, or none else had work."""
         if (vision := runner.vision) is not None:
             self._image_rows = ImageRowCache(vision.width, image_cache_bytes)
             self._images = ImageEncodings(vision, self._image_rows, clock)
@@ -202,11 +204,12 @@ class BatchEngine:
         self._make_room(now)
         if self._tier is not None:
             self._restore(self._tier)
+        encoded = False
         if self._images is not None and self._image_rows is not None:
-            self._encode_images(self._images, self._image_rows, now)
+            encoded = self._encode_images(self._images, self._image_rows, now)
         if (alone := self._scheduler.reports_alone) is not None:
             self._scheduler.reported_rows = self._reported_rows(alone=alone)
-        while call := self._scheduler.next_call():
+        while call := None if encoded else self._scheduler.next_call():
             if call[0].targets is None:
                 self._prefill(call)
             else:
@@ -294,13 +297,19 @@ class BatchEngine:
             for sequence in sparse.same(scored, waiting):
                 self._scheduler.scored(sequence, kept, now)
 
-    def _encode_images(self, images: ImageEncodings, rows: ImageRowCache, now: float) -> None:
-        """Compute parts of the images that prompts wait for, and drop rows of which none has a need."""
+    def _encode_images(self, images: ImageEncodings, rows: ImageRowCache, now: float) -> bool:
+        """Compute parts of the images that prompts wait for, and drop rows of which none has a need. While others
+        decode, images and other prompts take turns: returns whether this step is that of images alone."""
         needed = self._scheduler.needed_images()
         rows.trim(needed)
         if not needed and not images.active:
-            return
-        failed = images.step(self._scheduler.image_wants(), needed, now, decoding=self._scheduler.active_rows > 0)
+            return False
+        wants, decoding = self._scheduler.image_wants(), self._scheduler.active_rows > 0
+        beside = decoding and bool(wants) and self._scheduler.prefills_without_images
+        self._images_turn = not (beside and self._images_turn)
+        if beside and not self._images_turn:
+            return False
+        failed = images.step(wants, needed, now, decoding=decoding)
         for image in failed:
             for sequence, placed in image.wants:
                 self._step.image_failed(sequence.request.stream, placed.field, image.error)
@@ -308,6 +317,7 @@ class BatchEngine:
                 self._forget(sequence)
         if failed:
             self._resets.reset_dirty()
+        return beside
 
     def _restore(self, tier: PrefixTier) -> None:
         """Take rows from the prefix tier, for sequences for which the slots have fewer."""

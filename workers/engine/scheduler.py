@@ -105,6 +105,8 @@ class Scheduler:
         self._reporting: dict[int, EngineSequence] = {}
         """Those of which the log-probabilities of the prompt are reported, until it is complete."""
         self._decoding: dict[int, EngineSequence] = {}
+        self._without_rows: set[int] = set()
+        """Prompts whose next token is a row of an image that is not there."""
         self._numbers = count()
         self._now = 0.0
         """The time of this step."""
@@ -300,6 +302,7 @@ class Scheduler:
         if self._images is None:
             return []
         wants = []
+        self._without_rows = set()
         for sequence in in_turn([each for each in self._prefilling.values() if each.request.images], self._now):
             if sequence.restores_to:
                 continue
@@ -308,7 +311,14 @@ class Scheduler:
                 start = self._allocator.find_prefix(sequence, self._running())[1]
             if (image := self._images.missing(sequence.request, start)) is not None:
                 wants.append((sequence, image))
+                if image.start <= start:
+                    self._without_rows.add(sequence.request.stream)
         return wants
+
+    @property
+    def prefills_without_images(self) -> bool:
+        """Some prompt can be computed further although the images that `image_wants` returned last are not there."""
+        return bool(self._reporting) or any(stream not in self._without_rows for stream in self._prefilling)
 
     def needed_images(self) -> set[ImageKey]:
         """Return the images of prompts that are being prefilled, but for those whose rows are written."""

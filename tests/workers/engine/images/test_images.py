@@ -101,6 +101,24 @@ def test_decode_steps_go_on_while_an_image_is_encoded() -> None:
     assert tower.advanced == 8, "an image is encoded in one step while none decodes"
 
 
+def test_images_and_other_prompts_take_turns_while_others_decode() -> None:
+    """A step is as long as a part or a prefill call and the decode rows, not as all three."""
+    device = runner(slots=3, prefill_chunks=(16,))
+    tower = device.vision
+    assert tower is not None
+    engine = Engine(device, clock=lambda: 0.0, step_tokens=16)
+    engine.submit(request(1, "Go on.", max_tokens=60))
+    engine.until(lambda: len(engine.tokens[1]) == 2)
+    engine.submit(request(2, CAT, max_tokens=2), request(3, "x" * 100, max_tokens=2))
+    steps = []
+    while not engine.tokens[2] or not engine.tokens[3]:
+        before = (tower.advanced, device.calls)
+        engine.step()
+        steps.append((tower.advanced - before[0], device.calls - before[1] - 1))  # but for the decode step
+    assert (1, 1) not in steps
+    assert steps[:6] in ([(1, 0), (0, 1)] * 3, [(0, 1), (1, 0)] * 3)
+
+
 def test_the_next_image_is_that_of_the_most_urgent_with_the_fewest() -> None:
     many = request(1, *[(bytes([each]), 32, 32) for each in range(6)], "?", max_tokens=2)
     one = request(2, "x", CAT, "?", max_tokens=1)
