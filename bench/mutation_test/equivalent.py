@@ -62,7 +62,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
             "any constant leaves the field out of the comparison",
         )
         for before, after in (
-            ("prompt = replace(prompt, now=0)", "prompt = replace(prompt, now=1)"),
+            ("prompt = replace(prompt, now=0, images=images)", "prompt = replace(prompt, now=1, images=images)"),
             (
                 "return blake2b(_encode((model, prompt, replace(sampling, seed=0))), digest_size=16).digest()",
                 "return blake2b(_encode((model, prompt, replace(sampling, seed=1))), digest_size=16).digest()",

@@ -80,6 +80,7 @@ async def test_a_moved_stream_has_the_tokens_of_an_undisturbed_one(
     assert ids(moved) == ids(again)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)  # with an empty cache of graphs
 async def test_a_hybrid_model_goes_on_from_the_tier_and_moves_with_its_state(tmp_path: Path, cache_dir: Path) -> None:
     """One of two workers is killed, and its stream goes on from the rows and the state that it has saved. Once it has

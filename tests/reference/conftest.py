@@ -104,14 +104,14 @@ def dequantize(path: Path, target: Path) -> Path:
 def load_runner(
     backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False, dtype: Dtype = "float32"
 ) -> Runner:
-    """The backend's runner on the CPU; skips when the backend is not installed. "generic" is IREE's with the
+    """The backend's runner on the CPU, of the text alone; skips when the backend is not installed. "generic" is IREE's with the
     graphs of GPUs.
 
     IREE's has the fewest graphs that serve everything, and with `score` the one that scores. Nothing comes in the
     background: which graphs a test meets would depend on how fast they are compiled.
     """
     device = {"mlx": "cpu", "iree": "local-task", "generic": "generic-task"}[backend]
-    options = LoadOptions(device=device, dtype=dtype, slots=SLOTS, context=context, cache_dir=cache_dir)
+    options = LoadOptions(device=device, dtype=dtype, slots=SLOTS, context=context, cache_dir=cache_dir, vision=False)
     quiet: Progress = lambda phase, done, total: None  # noqa: E731
     config = ModelConfig.from_dir(path)
     if backend == "mlx":

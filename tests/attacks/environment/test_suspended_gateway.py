@@ -6,6 +6,8 @@ import signal
 import time
 from typing import Any
 
+import pytest
+
 from tests.attacks.environment.gateway_process import Surroundings
 from tests.attacks.environment.surrounded import Surrounded, surrounded
 from tests.gateway.harness.serving import COMPLETION
@@ -48,6 +50,7 @@ def test_streams_continue_and_no_worker_is_lost() -> None:
         assert [(each["state"], each["incarnation"]) for each in gateway.workers()] == [("ready", 1)] * 2
 
 
+@pytest.mark.exhaustive
 def test_idle_workers_are_not_taken_for_silent_ones() -> None:
     with surrounded(GIVEN) as gateway:
         for _ in range(2):
@@ -56,6 +59,7 @@ def test_idle_workers_are_not_taken_for_silent_ones() -> None:
         assert [(each["state"], each["incarnation"]) for each in gateway.workers()] == [("ready", 1)] * 2
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_starts_meanwhile_is_not_given_up() -> None:
     with surrounded(GIVEN) as gateway:
         for incarnation in range(2, 4):

@@ -20,7 +20,7 @@ from tests.attacks.server import HOST, AttackedServer
 
 ASKED = os.environ.get("BATON_FUZZ_EXAMPLES")
 EXAMPLES = int(ASKED or 2)
-GENERATING = 5
+GENERATING = 3
 """Times as many for the operations that generate."""
 MAX_TOKENS = 8
 """A request may ask for no more, so that many requests take little time."""

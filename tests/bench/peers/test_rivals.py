@@ -83,6 +83,7 @@ def test_peers_are_measured_beside_baton(tmp_path: Path, cache_dir: Path, monkey
     assert not Path((tmp_path / "caches").read_text()).exists()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.usefixtures("_own_sigterm")

@@ -133,6 +133,7 @@ async def test_it_can_be_drained_and_restarted_like_any_worker(tmp_path: Path) -
                 assert after.pid != before.pid
 
 
+@pytest.mark.exhaustive
 async def test_a_rolling_restart_and_a_reload_take_it_along_and_cut_no_stream(tmp_path: Path) -> None:
     """Nobody is refused either. With its old checkpoint it is kept out after a reload, until it comes with the new."""
     async with doorway(tmp_path, launch("near", rate=RATE)) as door:

@@ -31,6 +31,7 @@ SIZE = (60, 44)
 BEFORE, AFTER = "Look at this ", " and name it."
 DEFAULT = ("iree", "qwen3_vl")
 IMPORTS = {"iree": "iree.runtime", "mlx": "mlx.core"}
+RECURRENT = ("lfm2_vl", "qwen3_5")
 CASES = [
     pytest.param(backend, family, id=f"{backend}-{family}", marks=() if (backend, family) == DEFAULT else further)
     for further in [pytest.mark.exhaustive]
@@ -158,7 +159,8 @@ async def test_answers_are_those_of_transformers(serve: Serve, tmp_path: Path, b
         assert await images(real) == (2 * tiles, 0)
         warm, _, cached = await ask(real, one)
         assert warm == first
-        assert cached > prompt / 2
+        # The prefix of a recurrent model is taken up at a snapshot, of which so short a prompt has none.
+        assert cached > prompt / 2 or family in RECURRENT
         assert (await ask(real, one, other))[0] == wanted[2]
         encoded, _ = await images(real)
         assert encoded == 2 * tiles

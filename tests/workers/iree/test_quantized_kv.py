@@ -63,7 +63,7 @@ def test_gate(load: Load, windowed: Path, ways: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kind", "dtype", "cpu"),
     [
-        ("int8", "float32", "host"),
+        pytest.param("int8", "float32", "host", marks=pytest.mark.exhaustive),
         ("int4", "float32", "host"),
         pytest.param("int4", "bfloat16", "host", marks=pytest.mark.exhaustive),
         pytest.param("int8", "bfloat16", "avx2", marks=pytest.mark.exhaustive),

@@ -100,6 +100,7 @@ def test_gate(path: Path) -> None:
     assert report.prompts_reported > 3
 
 
+@pytest.mark.exhaustive
 def test_gate_while_requests_are_preempted(path: Path) -> None:
     report = run_gate(lambda: load_runner(path, slots=6, context=160), longest=60, max_tokens=40, preempts=True)
     assert report.preemptions > 10

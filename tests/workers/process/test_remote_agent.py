@@ -461,4 +461,5 @@ async def test_a_worker_does_not_wait_for_an_answer_beyond_its_time_without_a_ga
     async with agent(address, join_timeout_s=0.2) as made:
         made.worker_is(SERVES)
         await until_it_stops_its_worker(made)
-        assert made.gave_up == "it was without a gateway for 0.2 s: none has answered"
+        # Whether the lack of an answer or the refused connection is noticed first is a matter of time.
+        assert made.gave_up.startswith("it was without a gateway for 0.2 s: ")

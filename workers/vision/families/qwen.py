@@ -151,13 +151,17 @@ def _sections(fields: Fields) -> tuple[int, ...]:
     plan = text.section("rope_parameters") or text.section("rope_scaling")
     value = None if plan is None else plan.get("mrope_section")
     if value is None:
-        default = SECTIONS.get(str(fields.get("model_type")))
-        if default is None:
+        value = list(SECTIONS.get(str(fields.get("model_type")), ()))
+        if not value:
             raise (plan or text).error("mrope_section", "is missing, which images need")
-        return default
-    assert plan is not None  # the value is in it
+    plan = plan or text
     if not isinstance(value, list) or len(value) != 3 or not all(isinstance(each, int) and each > 0 for each in value):
         raise plan.error("mrope_section", f"{value!r} is not a list of three positive integers")
+    heads = text.integer("num_attention_heads")
+    lanes = text.integer("head_dim", max(1, text.integer("hidden_size") // heads))
+    part = plan.number("partial_rotary_factor", text.number("partial_rotary_factor", 1.0))
+    if sum(value) != (pairs := int(lanes * part) // 2):
+        raise plan.error("mrope_section", f"{value!r} has {sum(value)} pairs of lanes, the heads have {pairs}")
     return tuple(value)
 
 

@@ -35,7 +35,7 @@ def loaded(load: Load, path: Path, patch: pytest.MonkeyPatch, target: CpuTarget,
     ("target", "kind"),
     [
         pytest.param("neon", "int4", marks=pytest.mark.exhaustive),
-        ("neon-dotprod", "int8"),
+        pytest.param("neon-dotprod", "int8", marks=pytest.mark.exhaustive),
         pytest.param("neon-i8mm", "none", marks=pytest.mark.exhaustive),
     ],
 )
