@@ -104,8 +104,8 @@ def dequantize(path: Path, target: Path) -> Path:
 def load_runner(
     backend: str, path: Path, cache_dir: Path, context: int = CONTEXT, *, score: bool = False, dtype: Dtype = "float32"
 ) -> Runner:
-    """The backend's runner on the CPU, of the text alone; skips when the backend is not installed. "generic" is IREE's with the
-    graphs of GPUs.
+    """The backend's runner on the CPU, of the text alone; skips when the backend is not installed. "generic" is IREE's
+    with the graphs of GPUs.
 
     IREE's has the fewest graphs that serve everything, and with `score` the one that scores. Nothing comes in the
     background: which graphs a test meets would depend on how fast they are compiled.
