@@ -115,6 +115,7 @@ def end(servers: list["subprocess.Popen[str]"]) -> None:
         server.communicate()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_recipe_upgrades_and_rolls_back_under_streams(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.families import FAMILIES
 SAMPLE = ("granitemoe", "qwen3", "qwen3_5_text")
 
 
+@pytest.mark.exhaustive
 def test_the_page_has_the_table_that_the_code_makes() -> None:
     stated = BLOCK.search(PAGE.read_text())
     assert stated

@@ -130,6 +130,7 @@ def saved_states(store: Path) -> int:
     return len({block.state.name for block in blocks} & names)
 
 
+@pytest.mark.exhaustive
 async def test_a_prompt_that_a_prefill_worker_computed_has_the_tokens_of_another_run(cache_dir: Path) -> None:
     pytest.importorskip("iree.runtime")
     launches = [iree("d", cache_dir, role="decode"), iree("p", cache_dir, role="prefill")]

@@ -40,6 +40,7 @@ async def undisturbed(real: Real, body: dict[str, Any]) -> str:
     return text
 
 
+@pytest.mark.exhaustive
 async def test_a_killed_workers_streams_move_to_the_other_one_and_answer_with_the_same_tokens() -> None:
     async with watching(routing="least-loaded") as (real, page):  # the worker that had the prompt before gets it again
         expected = await undisturbed(real, chat("tell me", 300))

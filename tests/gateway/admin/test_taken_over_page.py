@@ -19,6 +19,7 @@ ANSWER = 300
 """Tokens, at 100 a second."""
 
 
+@pytest.mark.exhaustive
 async def test_the_chat_and_the_picture_go_on_with_the_new_gateway() -> None:
     """An answer that the old gateway has begun is resumed through the new one when its connection breaks."""
     with gateway() as old:
