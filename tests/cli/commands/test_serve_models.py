@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
@@ -69,6 +70,7 @@ class Stream(threading.Thread):
                     self.began.set()
 
 
+@pytest.mark.exhaustive
 def test_a_stream_goes_on_while_other_models_are_loaded_evicted_and_reloaded(tmp_path: Path) -> None:
     (tmp_path / "baton.toml").write_text(FILE)
     with serving([*SERVE, "0"], cwd=tmp_path) as process:

@@ -153,6 +153,7 @@ async def test_streams_outlive_a_chain_of_gateways() -> None:
     assert ended == ["[DONE]"]
 
 
+@pytest.mark.exhaustive
 async def test_workers_of_other_machines_come_over_when_the_old_gateway_has_ended_its_streams(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     key = make_gateway_key(keys)

@@ -43,6 +43,7 @@ async def test_tokens_are_those_of_an_undisturbed_link(tmp_path: Path) -> None:
         assert made.door.rejected() == {}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)  # with an empty cache of graphs
 async def test_a_real_model_computes_the_same_over_a_bad_link_and_after_its_loss(
     tmp_path: Path, cache_dir: Path

@@ -21,7 +21,9 @@ from workers.iree.runner import IreeRunner
 MODELS = [
     pytest.param(("lfm2", {"dtype": "float32"}), id="lfm2", marks=pytest.mark.exhaustive),
     pytest.param(("qwen3_5_text", {"dtype": "bfloat16", "quantize": "int8", "mtp": True}), id="qwen3_5"),
-    pytest.param(("granitemoehybrid", {"dtype": "bfloat16", "quantize": "int4"}), id="granite"),
+    pytest.param(
+        ("granitemoehybrid", {"dtype": "bfloat16", "quantize": "int4"}), id="granite", marks=pytest.mark.exhaustive
+    ),
     pytest.param(
         ("nemotron_h", {"dtype": "bfloat16", "quantize": "int8"}), id="nemotron_h", marks=pytest.mark.exhaustive
     ),

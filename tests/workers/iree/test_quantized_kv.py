@@ -51,7 +51,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "ways",
     [
         pytest.param(INT8 | {"preempts": True}, marks=pytest.mark.exhaustive, id="preempted"),
-        pytest.param(INT4 | {"speculates": True}, id="drafts"),
+        pytest.param(INT4 | {"speculates": True}, marks=pytest.mark.exhaustive, id="drafts"),
     ],
 )
 def test_gate(load: Load, windowed: Path, ways: dict[str, Any]) -> None:

@@ -65,6 +65,7 @@ def test_rows_from_others_are_as_good_as_computed_ones(load: Load, tmp_path: Pat
     assert min(report.in_place, report.copies) > 0
 
 
+@pytest.mark.exhaustive
 @slow
 def test_a_lone_row_of_many_slots_has_a_graph_of_its_own(load: Load, tmp_path: Path) -> None:
     """Its tokens are those that it gets among 64 rows."""

@@ -107,6 +107,7 @@ def test_gate_while_requests_are_preempted(path: Path) -> None:
     assert min(report.grammars, report.reported, report.masked) > 0
 
 
+@pytest.mark.exhaustive
 def test_gate_with_drafts(path: Path) -> None:
     report = run_gate(lambda: load_runner(path, slots=6, context=96), longest=40, speculates=True)
     assert report.drafted > 50

@@ -112,7 +112,7 @@ def test_exact_rows(target: CpuTarget, cache_dir: Path) -> None:
     made.close()
 
 
-@pytest.mark.parametrize("chosen", ["neon", pytest.param("neon-i8mm", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("chosen", [pytest.param(each, marks=pytest.mark.exhaustive) for each in ("neon", "neon-i8mm")])
 def test_bfloat16(chosen: CpuTarget, cache_dir: Path) -> None:
     """By widening and by `bfdot`."""
     run = runner_of(cache_dir, emulated(chosen))
