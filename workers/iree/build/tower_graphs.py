@@ -20,7 +20,7 @@ from workers.vision.config import VisionConfig
 
 TOWER = "tower"
 """The first part of the names of a tower's graphs."""
-BLOCK = 256
+BLOCK = 128
 """The most patches of a call: so many that weights are read often enough from the caches, and few enough that a part of
 the work takes some milliseconds."""
 MULTIPLE = 8
