@@ -1,6 +1,7 @@
 """The towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
 
 import math
+from dataclasses import replace
 
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
@@ -29,90 +30,68 @@ SECTIONS = {"qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10), "qwen3_5_moe": (1
 
 def _read_qwen3(fields: Fields, model: ModelConfig) -> VisionConfig:
     """Read the tower of Qwen3-VL, or that of Qwen3.5, which has no deep stack."""
-    vision = required(fields, "vision_config")
-    hidden, heads, depth = vision.integer("hidden_size"), vision.integer("num_heads", most=MAX_PARTS), _depth(vision)
-    group = vision.integer("spatial_merge_size", 2, most=16) ** 2
-    lanes = head_size(vision, "num_heads", hidden, heads)
+    vision, family = required(fields, "vision_config"), str(fields.get("model_type"))
+    tower = _read_tower(fields, model, family, "gelu_pytorch_tanh", patch=16)
     side = math.isqrt(vision.integer("num_position_embeddings", 2304))
-    merger = Merger("concat", "layer", True, EPS, hidden * group, "gelu", True)
-    taps = _layers(vision, "deepstack_visual_indexes", depth) if fields.get("model_type") == "qwen3_vl" else ()
-    return VisionConfig(
-        family=str(fields.get("model_type")),
-        patch_values=_patch_values(vision, 16),
-        layers=depth,
-        hidden=hidden,
-        heads=heads,
-        head_dim=lanes,
-        mlp=vision.integer("intermediate_size"),
-        norm="layer",
-        eps=EPS,
-        activation=activation(vision, "hidden_act", "gelu_pytorch_tanh"),
-        gated=False,
-        biases=True,
-        scale=lanes**-0.5,
-        group=group,
-        merger=merger,
-        output=_output(vision, "out_hidden_size", model),
-        rope_theta=THETA,
+    taps = _layers(vision, "deepstack_visual_indexes", tower.layers) if family == "qwen3_vl" else ()
+    return replace(
+        tower,
         table=(side, side),
         table_kind="interpolated",
         taps=taps,
-        tap_merger=Merger("concat", "layer", False, EPS, hidden * group, "gelu", True) if taps else None,
-        mrope=_sections(fields),
+        tap_merger=replace(tower.merger, norm_each=False) if taps else None,
         mrope_interleaved=True,
     )
 
 
 def _read_qwen2_5(fields: Fields, model: ModelConfig) -> VisionConfig:
-    vision = required(fields, "vision_config")
-    hidden, heads, depth = vision.integer("hidden_size"), vision.integer("num_heads", most=MAX_PARTS), _depth(vision)
-    group = vision.integer("spatial_merge_size", 2, most=16) ** 2
-    lanes = head_size(vision, "num_heads", hidden, heads)
-    return VisionConfig(
-        family="qwen2_5_vl",
-        patch_values=_patch_values(vision, 14),
-        layers=depth,
-        hidden=hidden,
-        heads=heads,
-        head_dim=lanes,
-        mlp=vision.integer("intermediate_size"),
-        norm="rms",
-        eps=EPS,
-        activation=activation(vision, "hidden_act", "silu"),
-        gated=True,
-        biases=True,
-        scale=lanes**-0.5,
-        group=group,
-        merger=Merger("concat", "rms", True, EPS, hidden * group, "gelu", True),
-        output=_output(vision, "out_hidden_size", model),
-        rope_theta=THETA,
-        full_layers=frozenset(_layers(vision, "fullatt_block_indexes", depth)),
-        mrope=_sections(fields),
-    )
+    tower = _read_tower(fields, model, "qwen2_5_vl", "silu")
+    full = _layers(required(fields, "vision_config"), "fullatt_block_indexes", tower.layers)
+    merger = replace(tower.merger, norm="rms")
+    return replace(tower, norm="rms", gated=True, merger=merger, full_layers=frozenset(full))
 
 
 def _read_qwen2(fields: Fields, model: ModelConfig) -> VisionConfig:
+    return _read_tower(fields, model, "qwen2_vl", "quick_gelu", width="embed_dim", output="hidden_size")
+
+
+def _read_tower(
+    fields: Fields,
+    model: ModelConfig,
+    family: str,
+    act: str,
+    *,
+    patch: int = 14,
+    width: str = "hidden_size",
+    output: str = "out_hidden_size",
+) -> VisionConfig:
+    """Read what the towers have in common, with LayerNorm and plain MLPs. `act` and `patch` are the defaults of the
+    activation and of the side of a patch; `width` and `output` name the hidden sizes of the tower and of its tokens.
+
+    The MLP is as wide as `intermediate_size` says, or `mlp_ratio` where the width is `embed_dim`.
+    """
     vision = required(fields, "vision_config")
-    hidden, heads = vision.integer("embed_dim"), vision.integer("num_heads", most=MAX_PARTS)
+    hidden, heads = vision.integer(width), vision.integer("num_heads", most=MAX_PARTS)
     group = vision.integer("spatial_merge_size", 2, most=16) ** 2
     lanes = head_size(vision, "num_heads", hidden, heads)
+    by_ratio = width == "embed_dim"
     return VisionConfig(
-        family="qwen2_vl",
-        patch_values=_patch_values(vision, 14),
+        family=family,
+        patch_values=_patch_values(vision, patch),
         layers=_depth(vision),
         hidden=hidden,
         heads=heads,
         head_dim=lanes,
-        mlp=int(hidden * vision.number("mlp_ratio", 4)),
+        mlp=int(hidden * vision.number("mlp_ratio", 4)) if by_ratio else vision.integer("intermediate_size"),
         norm="layer",
         eps=EPS,
-        activation=activation(vision, "hidden_act", "quick_gelu"),
+        activation=activation(vision, "hidden_act", act),
         gated=False,
         biases=True,
         scale=lanes**-0.5,
         group=group,
         merger=Merger("concat", "layer", True, EPS, hidden * group, "gelu", True),
-        output=_output(vision, "hidden_size", model),
+        output=_output(vision, output, model),
         rope_theta=THETA,
         mrope=_sections(fields),
     )
