@@ -304,8 +304,8 @@ class BatchEngine:
         rows.trim(needed)
         if not needed and not images.active:
             return False
-        wants, decoding = self._scheduler.image_wants(), self._scheduler.active_rows > 0
-        beside = decoding and bool(wants) and self._scheduler.prefills_without_images
+        (wants, others), decoding = self._scheduler.image_wants(), self._scheduler.active_rows > 0
+        beside = decoding and bool(wants) and others
         self._images_turn = not (beside and self._images_turn)
         if beside and not self._images_turn:
             return False

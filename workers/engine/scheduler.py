@@ -105,8 +105,6 @@ class Scheduler:
         self._reporting: dict[int, EngineSequence] = {}
         """Those of which the log-probabilities of the prompt are reported, until it is complete."""
         self._decoding: dict[int, EngineSequence] = {}
-        self._without_rows: set[int] = set()
-        """Prompts whose next token is a row of an image that is not there."""
         self._numbers = count()
         self._now = 0.0
         """The time of this step."""
@@ -296,13 +294,13 @@ class Scheduler:
         longest = self._capabilities.prefill_chunks[-1] if self._capabilities.bidirectional_images else None
         check_images(request, images, self._max_patches, longest)
 
-    def image_wants(self) -> list[tuple[EngineSequence, PlacedImage]]:
+    def image_wants(self) -> tuple[list[tuple[EngineSequence, PlacedImage]], bool]:
         """Return the sequences that need the rows of an image which are not there, and the first such image of each,
-        the first one in turn first."""
+        the first one in turn first; and whether some prompt can be computed further without them."""
+        wants: list[tuple[EngineSequence, PlacedImage]] = []
+        stopped: set[int] = set()
         if self._images is None:
-            return []
-        wants = []
-        self._without_rows = set()
+            return wants, self.prefills
         for sequence in in_turn([each for each in self._prefilling.values() if each.request.images], self._now):
             if sequence.restores_to:
                 continue
@@ -312,13 +310,8 @@ class Scheduler:
             if (image := self._images.missing(sequence.request, start)) is not None:
                 wants.append((sequence, image))
                 if image.start <= start:
-                    self._without_rows.add(sequence.request.stream)
-        return wants
-
-    @property
-    def prefills_without_images(self) -> bool:
-        """Some prompt can be computed further although the images that `image_wants` returned last are not there."""
-        return bool(self._reporting) or any(stream not in self._without_rows for stream in self._prefilling)
+                    stopped.add(sequence.request.stream)
+        return wants, bool(self._reporting) or not stopped.issuperset(self._prefilling)
 
     def needed_images(self) -> set[ImageKey]:
         """Return the images of prompts that are being prefilled, but for those whose rows are written."""
