@@ -7,9 +7,9 @@ again while as many clients send one image after the other, each new, of --side 
 Shown are the median and the 99th percentile of the time between two tokens of the text streams, of all rounds, in which
 both take turns. Tokens that arrive together count as one, and nothing is drafted.
 
-`first`: the time to the end of an answer of one token about a new image of --large pixels a side, beside that of
-llama-server on the same weights, which its own converter writes (--peer none: without). Medians of the rounds, after
-one request that does not count.
+`first`: the time to the end of an answer of one token about a new image of --large pixels a side, beside those of
+--peers on the same weights: llama-server, whose own converter writes them, and mlx-vlm's server. Medians of the rounds,
+after one request that does not count.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from bench.harness.served import served
 from bench.harness.sse_client import StreamedAnswer, request
 from bench.harness.words import WORDS
 from bench.peers.llama_cpp import LlamaCpp
+from bench.peers.mlx_vlm import mlx_vlm_server
 from bench.peers.weights.llama_cpp_files import make_file
 from cli.chaos.rounds import percentile
 from workers.host.topology import usable_cores
@@ -58,9 +59,9 @@ class TokenTimes(StreamedAnswer):
         return [after - before for before, after in itertools.pairwise(self.stamps)]
 
 
-def asked_of(content: Any, tokens: int) -> dict[str, Any]:
+def asked_of(content: Any, tokens: int, model: str = NAME) -> dict[str, Any]:
     return {
-        "model": NAME,
+        "model": model,
         "messages": [{"role": "user", "content": content}],
         "max_tokens": tokens,
         "temperature": 0.0,
@@ -72,8 +73,9 @@ def asked_of(content: Any, tokens: int) -> dict[str, Any]:
 class ImageClients:
     """Clients of one server; no two of their images are equal."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, model: str = NAME) -> None:
         self._url = urllib.parse.urlsplit(url)
+        self._model = model
         self._random = random.Random(3)
         self._seeds = itertools.count()
         self.images = 0
@@ -81,7 +83,7 @@ class ImageClients:
 
     async def stream(self, tokens: int) -> list[float]:
         """Return the seconds between the tokens of an answer to a text."""
-        body = asked_of(" ".join(self._random.choices(WORDS, k=20)), tokens) | {"return_token_ids": True}
+        body = asked_of(" ".join(self._random.choices(WORDS, k=20)), tokens, self._model) | {"return_token_ids": True}
         answer = TokenTimes(time.perf_counter())
         await request(self._url, PATH, "", body, answer)
         return answer.gaps()
@@ -91,7 +93,7 @@ class ImageClients:
         url = data_url(side, next(self._seeds))
         words = " ".join(self._random.choices(WORDS, k=5))
         content = [{"type": "text", "text": words}, {"type": "image_url", "image_url": {"url": url}}]
-        answer = await request(self._url, PATH, "", asked_of(content, tokens))
+        answer = await request(self._url, PATH, "", asked_of(content, tokens, self._model))
         self.images += 1
         return answer.ended - answer.began
 
@@ -143,15 +145,21 @@ async def measure_streams(url: str, args: argparse.Namespace) -> None:
         print(f"{name:14} median {1000 * statistics.median(each):7.2f} ms, p99 {high[name]:7.2f} ms {ratio:5.2f}x")
 
 
-async def measure_first(url: str, args: argparse.Namespace, name: str) -> float:
-    clients = ImageClients(url)
+async def measure_first(url: str, args: argparse.Namespace, name: str, model: str = NAME) -> float:
+    clients = ImageClients(url, model)
     times = [await clients.image(args.large, 1) for _ in range(args.rounds + 1)]
     median = statistics.median(times[1:])
     print(f"{name:10} first token after {median:7.2f} s", flush=True)
     return median
 
 
-def peer_first(model: Path, args: argparse.Namespace) -> float:
+def mlx_vlm_first(model: Path, args: argparse.Namespace) -> float:
+    """Measure mlx-vlm's server. Raises `PeerError`."""
+    with mlx_vlm_server(model) as (url, name):
+        return asyncio.run(measure_first(url, args, "mlx-vlm", name))
+
+
+def llama_cpp_first(model: Path, args: argparse.Namespace) -> float:
     """Convert the checkpoint unless it is, and measure llama-server. Raises `PeerError`."""
     peer = LlamaCpp.find(args.llama_cpp, usable_cores())
     file, tower = (model.with_name(f"{model.name}{end}.gguf") for end in ("", "-mmproj"))
@@ -160,6 +168,9 @@ def peer_first(model: Path, args: argparse.Namespace) -> float:
             make_file(model, target, "bf16", peer, more)
     with peer.with_options("--mmproj", str(tower), "--jinja").server(file, 1, CONTEXT) as url:
         return asyncio.run(measure_first(url, args, "llama.cpp"))
+
+
+PEERS = {"llama.cpp": llama_cpp_first, "mlx-vlm": mlx_vlm_first}
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -174,10 +185,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--first-model", choices=list(SHAPES), default="0.5b", help="of the part `first`")
     parser.add_argument("--large", type=at_least(32), default=1024, help="side of the images of the part `first`")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="of each measurement")
-    parser.add_argument("--peer", choices=["llama.cpp", "none"], default="llama.cpp", help="of the part `first`")
+    parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="of the part `first`")
     parser.add_argument("--llama-cpp", type=Path, default=None, metavar="DIR", help="the folder of its programs")
     smoke = {"model": "tiny", "first_model": "tiny", "text": 1, "tokens": 400, "side": 64, "large": 64, "rounds": 1}
-    return parsed(parser, words, smoke=smoke | {"peer": "none"})
+    return parsed(parser, words, smoke=smoke | {"peers": []})
 
 
 def main() -> None:
@@ -193,8 +204,8 @@ def main() -> None:
                 asyncio.run(measure_streams(url, args))
                 continue
             ours = asyncio.run(measure_first(url, args, "Baton"))
-        if args.peer != "none":
-            print(f"Baton takes {ours / peer_first(model, args):.2f} times as long")
+        for peer in args.peers:
+            print(f"Baton takes {ours / PEERS[peer](model, args):.2f} times as long")
 
 
 if __name__ == "__main__":

@@ -202,6 +202,7 @@ OUTPUT: dict[str, list[str]] = {
         rf"^{name}: (installed|not (built|installed)\b.*)$"
         for name in ("llama.cpp", "ik_llama.cpp", "openvino", "vllm", "onnxruntime")
     ],
+    "bench/peers/mlx_vlm.py": [r"^mlx-vlm: (not )?installed$"],
     "bench/peers/llama_cpp.py": [r"^cmake: ", r"^llama-server: (not built|runs)$"],
     "bench/peers/gguf_equality.py": [r"^qwen3 +f32 +4 of 4 +not measured$"],
     "bench/peers/weights/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {P} MB$" for kind in KINDS],
