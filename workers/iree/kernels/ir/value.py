@@ -321,6 +321,14 @@ def constant(code: MlirLines, value: Number, type: Type) -> Value:
     return Value(code, code.constant_name(text), type)
 
 
+def vector(code: MlirLines, values: Sequence[int], type: Type) -> Value:
+    """Return a constant vector of integers, one for each lane of `type`."""
+    if len(values) != type.lanes:
+        raise TypeError(f"vector: {len(values)} values for {type}")
+    numbers = ", ".join(literal(value, type.element) for value in values)
+    return Value(code, code.constant_name(f"dense<[{numbers}]> : {type}"), type)
+
+
 def _check_name(operation: str, name: str, names: tuple[str, ...]) -> None:
     if name not in names:
         raise TypeError(f"{operation}: {name!r} is not one of {', '.join(names)}")

@@ -12,6 +12,8 @@ from workers.iree.kernels.ir.value import Value
 
 MAGNITUDES = (0, 1, 2, 3, 4, 6, 8, 12)
 """Twice the values of the codes without a sign."""
+LEVELS = tuple(FP4_MIDDLE + sign * magnitude for sign in (1, -1) for magnitude in MAGNITUDES)
+"""The levels of all codes."""
 MAX_LEVEL = FP4_MIDDLE + MAGNITUDES[-1]
 EVERY_BYTE = 0x01010101
 _CODES = np.zeros(MAX_LEVEL + 1, np.uint8)
@@ -28,7 +30,8 @@ def fp4_codes(levels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def fp4_levels(codes: Value, every: int = EVERY_BYTE) -> Value:
     """Return the levels of codes in the bytes of int32, or with `every` 1 in the lowest byte alone, whose others are 0.
 
-    A code is a sign, two bits of an exponent and one of a mantissa. No sum or difference passes the end of a byte.
+    For CPUs without an instruction that looks up bytes (`ByteShuffle`). A code is a sign, two bits of an exponent and
+    one of a mantissa. No sum or difference passes the end of a byte.
     """
     magnitude = codes & (7 * every)
     large = (codes >> 2) & every  # codes from 4 on, which are 4, 6, 8, 12: the code, plus its low bits, plus 2 for 7

@@ -10,8 +10,25 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from workers.iree.kernels.ir.mlir_types import LANES, Type
-from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.ir.operations import intrinsic_by_register
+from workers.iree.kernels.ir.value import Value, vector
 from workers.iree.kernels.matmul.packing import DOT_INPUTS
+
+
+@dataclass(frozen=True, slots=True)
+class ByteShuffle:
+    """An instruction that looks up the bytes of a register in tables of 16 bytes, which each 128 bits of one have."""
+
+    name: str
+    """LLVM's intrinsic, whose operands are the tables and the numbers of entries."""
+    register: Type
+    """int8: those of a register."""
+
+    def look_up(self, table: Sequence[int], numbers: Value) -> Value:
+        """Return the entries of a table of 16 bytes that have these numbers, int8 from 0 to 15."""
+        lanes = self.register.lanes
+        tables = vector(numbers.code, [*table] * (lanes // len(table)), self.register)
+        return intrinsic_by_register(self.name, [tables, numbers], [self.register] * 2, self.register, numbers.type)
 
 
 class IntegerDot(Protocol):
@@ -60,6 +77,10 @@ class IntegerDot(Protocol):
         """There are registers to multiply many rows by several tiles at once."""
 
     @property
+    def shuffle(self) -> ByteShuffle | None:
+        """Look-ups of bytes, where there is an instruction for them."""
+
+    @property
     def sum_type(self) -> Type:
         """The type of sums."""
 
@@ -102,6 +123,7 @@ class Int32Sums:
     narrow_dots: ClassVar[int] = 0
     begins: ClassVar[bool] = False
     several_tiles: ClassVar[bool] = False
+    shuffle: ClassVar[ByteShuffle | None] = None
 
     @property
     def sum_type(self) -> Type:

@@ -10,13 +10,14 @@ from typing import ClassVar
 from workers.iree.kernels.ir.mlir_types import LANES, Type
 from workers.iree.kernels.ir.operations import intrinsic_by_register
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.integer_dot import Int32Sums, RowPairs
+from workers.iree.kernels.matmul.integer_dot import ByteShuffle, Int32Sums, RowPairs
 from workers.iree.kernels.matmul.packing import DOT_INPUTS
 
 BYTES, HALF_BYTES = Type("i8", 16), Type("i8", 8)
 SHORTS, WORDS = Type("i16", 8), Type("i32", 4)
 SIGN = 128
 """Unsigned levels of 8 bits minus this are signed ones."""
+_TBL = ByteShuffle("llvm.aarch64.neon.tbl1.v16i8", BYTES)
 
 
 def _signed(levels: Value) -> Value:
@@ -29,6 +30,7 @@ class _Dot(Int32Sums):
 
     lanes: ClassVar[int] = LANES  # type: ignore[misc]
     max_height: ClassVar[int] = 4
+    shuffle: ClassVar[ByteShuffle | None] = _TBL
     instruction: ClassVar[str]
 
     def together(self, rows: int) -> int:
@@ -130,6 +132,7 @@ class Smlal:
     looped: ClassVar[bool] = True
     begins: ClassVar[bool] = False
     several_tiles: ClassVar[bool] = False
+    shuffle: ClassVar[ByteShuffle | None] = _TBL
     max_height: ClassVar[int] = 5
 
     def together(self, rows: int) -> int:

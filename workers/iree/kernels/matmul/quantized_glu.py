@@ -29,9 +29,8 @@ class QuantizedGlu:
 
     @property
     def possible(self) -> bool:
-        """True if the kernel can be written: for many rows in whole blocks, with gates and ups side by side."""
-        matmul, rows = self.matmul, self.out.rows
-        return rows > ONE_HEIGHT_ROWS and rows % matmul.many_height == 0 and self.pairs > 0
+        """True if the kernel can be written: for many rows, with gates and ups side by side."""
+        return self.out.rows > ONE_HEIGHT_ROWS and self.pairs > 0
 
     @property
     def name(self) -> str:
@@ -69,6 +68,22 @@ def quantized_glu(name: str, kind: QuantizedGlu) -> str:
     return kernel.function()
 
 
+@dataclass(frozen=True, slots=True)
+class _GluBlocks:
+    """Blocks of rows that go together. The last one begins before the end of the one in front of it where it would
+    reach beyond the live rows."""
+
+    height: int
+    rows: Value
+    """The live rows, at least as many as a block has."""
+    begin: Value
+    end: Value
+
+    def row(self, block: Value) -> Value:
+        """Return the first row of a block."""
+        return (block * self.height).minimum(self.rows - self.height)
+
+
 class _GluPartition:
     """The code for a partition of the groups of outputs."""
 
@@ -86,27 +101,29 @@ class _GluPartition:
         """Multiply as many rows as go together by all tiles, then the next rows."""
         code, together = self._code, L2_ROWS // self._height
         low, high = self._partition.tapered_range(self._kind.out.groups)
-        count = (live_rows(live, self._kind.out.rows) + (self._height - 1)) // self._height
+        rows = live_rows(live, self._kind.out.rows).maximum(self._height)
+        count = (rows + (self._height - 1)) // self._height
 
         def some(begin: Value) -> None:
-            end = (begin + together).minimum(count)
-            code.repeat(low, high, lambda group: self._outputs(group, high, begin, end))
+            blocks = _GluBlocks(self._height, rows, begin, (begin + together).minimum(count))
+            code.repeat(low, high, lambda group: self._outputs(group, blocks))
 
         code.repeat(0, count, some, together)
 
-    def _outputs(self, group: Value, high: Value, begin: Value, end: Value) -> None:
-        """Write a group of outputs of the blocks of rows from `begin` to `end`."""
+    def _outputs(self, group: Value, blocks: _GluBlocks) -> None:
+        """Write a group of outputs of some blocks of rows."""
         kind, code, out = self._kind, self._code, self._kind.out
         steps = kind.group_tiles // kind.pairs
 
         def step(number: Value) -> None:
             at = group * kind.group_tiles + number * kind.pairs
-            code.repeat(begin, end, lambda block: self._block(block, block - begin, at, number * kind.pairs))
+            code.repeat(blocks.begin, blocks.end, lambda block: self._block(blocks, block, at, number * kind.pairs))
 
         code.repeat(0, steps, step)
+        first = blocks.row(blocks.begin)
 
         def row(number: Value) -> None:
-            inside, arithmetic = number - begin * self._height, out.arithmetic
+            inside, arithmetic = number - first, out.arithmetic
             words = LANES // arithmetic.per_word
             values = [
                 arithmetic.unpack(self._group.load_vector([inside, word], words))
@@ -114,12 +131,13 @@ class _GluPartition:
             ]
             self._quantizer.write(number, group, values)
 
-        code.repeat(begin * self._height, end * self._height, row)
+        code.repeat(first, blocks.row(blocks.end - 1) + self._height, row)
 
-    def _block(self, block: Value, turn: Value, tile: Value, column: Value) -> None:
+    def _block(self, blocks: _GluBlocks, block: Value, tile: Value, column: Value) -> None:
         """Multiply a block of rows by tiles of gates and of ups."""
         kind, code, tiles = self._kind, self._code, self._kind.pairs
-        rows = [block * self._height + row for row in range(self._height)]
+        start, turn = blocks.row(block), block - blocks.begin
+        rows = [start + row for row in range(self._height)]
         apart = kind.matmul.tiles // 2
         both = [tile + half + number for half in (0, apart) for number in range(tiles)]
         sums = quantized_gemm_tile(
@@ -129,7 +147,7 @@ class _GluPartition:
             for number, (gate, up) in enumerate(zip(totals[:tiles], totals[tiles:], strict=True)):
                 value = kind.out.arithmetic.pack(gated_unit(kind.activation, gate, up))
                 at = (column + number) * (LANES // kind.out.arithmetic.per_word)
-                self._group.store(value, [turn * self._height + row, at])
+                self._group.store(value, [start - blocks.row(blocks.begin) + row, at])
 
     def _prefetches(self, turn: Value, tile: Value, group: Value) -> Prefetches:
         """Prefetch the next tiles: one block of rows those of gates, the next one those of ups, and so on."""

@@ -7,13 +7,16 @@ from workers.iree.kernels.ir.memory import Memory
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.ir.value import Value
-from workers.iree.kernels.matmul.activation_quantization import ActivationQuantization
+from workers.iree.kernels.matmul.activation_quantization import MAX_GROUP, ActivationQuantization
 from workers.iree.kernels.matmul.integer_dot import IntegerDot
 from workers.iree.kernels.matmul.integer_dots import IntegerDots
 from workers.iree.kernels.matmul.packing import DOT_INPUTS, Packing
 
 MANY_SUMS = 16
 """Integer sums of a block of many rows, of all rows and tiles. Its float sums wait in memory where registers end."""
+SHORT_GROUP_SUMS, SHORT_GROUP_TILES = 12, 2
+"""The same, and the tiles, where groups are shorter than `MAX_GROUP`: float sums are needed more often, and stay in
+registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +80,20 @@ class QuantizedMatmul:
     @property
     def many_tiles(self) -> int:
         """Tiles that many rows are multiplied by at once: the fewer bytes a tile has, the more of them L1 holds."""
-        several = self.dot.several_tiles and self.activations.limbs == 1
-        return min(MANY_SUMS // self.packing.format.bits, self.tiles) if several else 1
+        if not self.dot.several_tiles or self.activations.limbs > 1:
+            return 1
+        return min(SHORT_GROUP_TILES if self._short_groups else MANY_SUMS // self.packing.format.bits, self.tiles)
 
     @property
     def many_height(self) -> int:
         """Rows of a block of many."""
-        return MANY_SUMS // self.many_tiles if self.many_tiles > 1 else self.max_height
+        if self.many_tiles == 1:
+            return self.max_height
+        return (SHORT_GROUP_SUMS if self._short_groups else MANY_SUMS) // self.many_tiles
+
+    @property
+    def _short_groups(self) -> bool:
+        return self.activations.group < MAX_GROUP
 
     @property
     def dots(self) -> int:

@@ -17,7 +17,7 @@ from workers.iree.kernels.ir.mlir_types import CACHE_LINE, ELEMENTS, LANES
 from workers.iree.kernels.ir.operations import math_fma
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.activation_quantization import LIMB_BITS
-from workers.iree.kernels.matmul.fp4 import fp4_levels
+from workers.iree.kernels.matmul.fp4 import LEVELS, fp4_levels
 from workers.iree.kernels.matmul.integer_dot import RowPairs
 from workers.iree.kernels.matmul.packing import DOT_INPUTS
 from workers.iree.kernels.matmul.quantized_matmul import QuantizedMatmul, QuantizedOperands
@@ -278,9 +278,12 @@ class _Group:
         words = loaded.bitcast("i32")
         halves = words, words >> 4
         masked = [half & 0x0F0F0F0F for half in halves]
-        if self.matmul.packing.format.e2m1:
-            masked = [fp4_levels(half) for half in masked]
-        return [half.bitcast("i8") for half in masked]
+        if not self.matmul.packing.format.e2m1:
+            return [half.bitcast("i8") for half in masked]
+        shuffle = self.matmul.dot.shuffle
+        if shuffle is None:
+            return [fp4_levels(half).bitcast("i8") for half in masked]
+        return [shuffle.look_up(LEVELS, half.bitcast("i8")) for half in masked]
 
     @property
     def _tile_parts(self) -> int:

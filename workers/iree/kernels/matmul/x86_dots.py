@@ -7,11 +7,13 @@ from typing import ClassVar
 from workers.iree.kernels.ir.mlir_types import LANES, Type
 from workers.iree.kernels.ir.operations import intrinsic
 from workers.iree.kernels.ir.value import Value, constant
-from workers.iree.kernels.matmul.integer_dot import Int32Sums, RowPairs
+from workers.iree.kernels.matmul.integer_dot import ByteShuffle, Int32Sums, RowPairs
 from workers.iree.kernels.matmul.packing import DOT_INPUTS
 
 YMM_LANES = 8
 """Lanes of 32 bits of a register without AVX-512."""
+_YMM_SHUFFLE = ByteShuffle("llvm.x86.avx2.pshuf.b", Type("i8", DOT_INPUTS * YMM_LANES))
+_ZMM_SHUFFLE = ByteShuffle("llvm.x86.avx512.pshuf.b.512", Type("i8", DOT_INPUTS * LANES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class Vpdpbusd(Int32Sums):
     @property
     def several_tiles(self) -> bool:  # type: ignore[override]
         return self.lanes == LANES
+
+    @property
+    def shuffle(self) -> ByteShuffle:  # type: ignore[override]
+        return _ZMM_SHUFFLE if self.lanes == LANES else _YMM_SHUFFLE
 
     @property
     def max_height(self) -> int:
@@ -94,6 +100,7 @@ class Vpmaddubsw:
     looped: ClassVar[bool] = True
     begins: ClassVar[bool] = False
     several_tiles: ClassVar[bool] = False
+    shuffle: ClassVar[ByteShuffle | None] = _YMM_SHUFFLE
     max_height: ClassVar[int] = 8
 
     def together(self, rows: int) -> int:

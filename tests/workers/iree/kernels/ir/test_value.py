@@ -9,7 +9,7 @@ from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.literal import literal
 from workers.iree.kernels.ir.mlir_types import F32, F32_VECTOR, I32, I32_VECTOR, INDEX, Type
 from workers.iree.kernels.ir.operations import exp, fma, intrinsic
-from workers.iree.kernels.ir.value import Value
+from workers.iree.kernels.ir.value import Value, vector
 
 I1, I64, BYTES = Type("i1"), Type("i64"), Type("i8", 64)
 TYPES = {"f": F32, "i": I32, "l": I64, "x": INDEX, "b": I1, "F": F32_VECTOR, "I": I32_VECTOR, "Q": Type("f32", 4)}
@@ -171,6 +171,14 @@ def test_literals(value: float, element: str, text: str) -> None:
 def test_a_constant_fits_its_type(code: Code, value: int, element: str) -> None:
     with pytest.raises(ValueError, match=f"{value} needs more than the .* bits of {element}"):
         code.constant(value, Type(element))
+
+
+def test_a_constant_vector_has_a_number_for_each_lane(code: Code) -> None:
+    assert vector(code, [3, -1], Type("i8", 2)).type == Type("i8", 2)
+    assert "arith.constant dense<[3, -1]> : vector<2xi8>" in code.text()
+    for wrong in ([3], [3, -1, 0]):
+        with pytest.raises(TypeError, match=f"{len(wrong)} values for vector<2xi8>"):
+            vector(code, wrong, Type("i8", 2))
 
 
 def test_a_sum_of_lanes_has_an_order(code: Code) -> None:

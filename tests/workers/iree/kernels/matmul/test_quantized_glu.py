@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from tests.workers.iree.cpus import skip_unless_possible
 from tests.workers.iree.kernels.running import random, words
-from workers.checkpoints.quantized_matrix import GroupFormat, quantize
+from workers.checkpoints.low_bits.fp4_layouts import LEVELS
+from workers.checkpoints.quantized_matrix import SCALE_TYPES, GroupFormat, Quantized, quantize
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.device.device import Device
@@ -29,11 +31,17 @@ FORMATS = [
     pytest.param(GroupFormat(8, 64, "middle", "float16"), id="int8"),
     pytest.param(GroupFormat(4, 64, "bias", "float16"), id="int4"),
     pytest.param(GroupFormat(4, 32, "bias", "bfloat16"), id="int4-groups-of-32"),
+    pytest.param(GroupFormat(4, 16, "middle", "float32", e2m1=True), id="fp4-groups-of-16"),
 ]
 
 
 def packed(format: GroupFormat, outputs: int, inputs: int, seed: int) -> NDArray[np.int8]:
-    return Packing(format).pack(quantize(random(outputs, inputs, seed=seed).astype(np.float64), format))
+    weights = random(outputs, inputs, seed=seed)
+    if not format.e2m1:
+        return Packing(format).pack(quantize(weights.astype(np.float64), format))
+    codes = weights.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+    scales = np.abs(weights[:, :: format.group]).astype(SCALE_TYPES[format.scales])
+    return Packing(format).pack(Quantized(format, LEVELS[codes], scales, None))
 
 
 def graph(ops: TiledOps, format: GroupFormat, rows: int) -> Graph:
@@ -80,7 +88,6 @@ def test_rows_are_those_of_separate_kernels(cache_dir: Path, format: GroupFormat
     ("dtype", "arithmetic", "dots", "rows"),
     [
         pytest.param("bfloat16", Bf16Dot(), VNNI, 64, id="few-rows"),
-        pytest.param("bfloat16", Bf16Dot(), VNNI, 100, id="rows-beyond-whole-blocks"),
         pytest.param("float32", FloatFma("f32", 16), VNNI, 128, id="three-limbs"),
         pytest.param("bfloat16", WidenedBf16(4), PLAIN_DOTS, 128, id="any-CPU"),
         pytest.param("bfloat16", WidenedBf16(4), choose_integer_dots({"avx2", "avxvnni"}), 128, id="AVX-VNNI"),

@@ -46,6 +46,8 @@ FORMATS = {
 INTEGERS = tuple(name for name in FORMATS if not name.startswith("fp4"))
 QUANTIZED = ("int8", "int4")
 """The formats of `--quantize`."""
+SHORT = "fp4"
+"""A format with groups shorter than those of activations can be, whose blocks of many rows are lower."""
 X = np.random.default_rng(1).standard_normal((max(ROWS), INPUTS)).astype(np.float32) * np.linspace(
     0.1, 9, INPUTS, dtype=np.float32
 )
@@ -92,12 +94,16 @@ class Products:
         self.packings = {name: Packing(format) for name, format in formats.items()}
         graphs = [self._graph(name, rows) for name in formats for rows in ROWS]
         graphs += [self._live_graph(name, LIVE[0]) for name in formats if name == "int4"]
-        graphs += [self._live_graph(name, MANY_LIVE[0]) for name in formats if name in QUANTIZED]
+        self.live_formats = tuple(name for name in formats if name in QUANTIZED or self._has_short_blocks(name))
+        graphs += [self._live_graph(name, MANY_LIVE[0]) for name in self.live_formats]
         for graph in graphs:
             jax.eval_shape(graph.function, *graph.inputs, {})
         compiler = Compiler(cache_dir, self.device.compile_flags(), self.device.compile_target())
         self.file = compiler.compile(lower_module(graphs, {}, self.ops.bodies))
         self.module: Module = self.device.load(self.file, None, "")
+
+    def _has_short_blocks(self, name: str) -> bool:
+        return name == SHORT and self.ops.integer_dots.of(FORMATS[name]).several_tiles
 
     def _graph(self, name: str, rows: int) -> Graph:
         packing = self.packings[name]
@@ -185,7 +191,7 @@ def test_products(products: Products) -> None:
 
 
 def test_live_rows_are_those_of_a_product_of_all(products: Products) -> None:
-    for name in QUANTIZED:
+    for name in products.live_formats:
         matrix = make(FORMATS[name])
         whole = products(name, matrix, X)
         for lives in (LIVE, MANY_LIVE) if name == "int4" else (MANY_LIVE,):
