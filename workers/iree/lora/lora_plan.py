@@ -1,5 +1,6 @@
 """The matrices of adapters as parameters of graphs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,6 +55,10 @@ class LoraPlan:
         """Return the plan for the stacks of a model's adapters."""
         stored = {each.name: each for each in weights}
         return cls(tuple(LoraTarget.of(stack, stored[stack.name], ops) for stack in stacks))
+
+    def nbytes(self, dtype: str) -> int:
+        """Return the bytes of all parameters."""
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self.parameters(dtype).values())
 
     def parameters(self, dtype: str) -> Mapping[str, jax.ShapeDtypeStruct]:
         """Return the types of all parameters by name."""
