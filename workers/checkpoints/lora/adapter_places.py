@@ -51,6 +51,13 @@ class AdapterPlaces:
         """Columns of an adapter beside one module: whole vectors."""
         return -(-self.max_rank // RANK_MULTIPLE) * RANK_MULTIPLE
 
+    def nbytes(self, item: int) -> int:
+        """Return the bytes of all places, in numbers of `item` bytes."""
+        return sum(
+            item * stack.columns * (stack.tensor.rows + stack.tensor.sources[0][1][1]) + 4 * stack.columns
+            for stack in self.stacks
+        )
+
     @cached_property
     def stacks(self) -> tuple[AdapterStack, ...]:
         """The columns of all places beside each matrix that adapters may change."""
