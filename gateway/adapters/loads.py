@@ -9,6 +9,7 @@ import structlog
 
 from actors.supervision.worker import WorkerUnavailable
 from gateway.adapters.registry import AdapterRegistry, AdapterVersion
+from gateway.metrics.adapter_collector import AdapterSample
 from gateway.routing.failure import RequestFailure
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
@@ -19,7 +20,8 @@ from protocol.errors import ErrorCode
 from protocol.events import AdapterChanged
 
 CHECK_S = 0.1
-"""A pause before it is checked again whether sequences have a retired version, and before a full link is tried again."""
+"""A pause before it is checked again whether sequences have a retired version, and before a full link is tried
+again."""
 LOAD_S = 300.0
 """Time for all workers of a model to load an adapter."""
 
@@ -75,6 +77,8 @@ class AdapterLoads:
         self._loads: dict[str, _Load] = {}
         """By the name of the version on workers."""
         self._check: asyncio.TimerHandle | None = None
+        self.forgotten: Callable[[AdapterVersion], None] = lambda version: None
+        """Called for a version that workers need not load any more."""
 
     @property
     def registry(self) -> AdapterRegistry:
@@ -90,7 +94,7 @@ class AdapterLoads:
         for handle in ready:
             if not _places(handle):
                 text = f"worker {handle.name} loads no adapters at run time"
-                raise AdapterRefused(f"{text}: start it with --lora-dirs, and with --max-loras for more")
+                raise AdapterRefused(f"{text}: start it with --lora-dir, and with --max-loras for more")
         return min(map(_places, ready))
 
     async def load(self, name: str, model: str, digest: str, paths: tuple[str, ...]) -> AdapterVersion:
@@ -160,7 +164,9 @@ class AdapterLoads:
             for each in self.registry.wanted(handle.model)
             if each.wire not in there and each.number <= _places(handle)
         }
-        commands += [LoadAdapter(query, each.wire, each.number, each.paths, each.digest) for query, each in wanted.items()]
+        commands += [
+            LoadAdapter(query, each.wire, each.number, each.paths, each.digest) for query, each in wanted.items()
+        ]
         if not commands:
             return
         try:
@@ -170,6 +176,23 @@ class AdapterLoads:
             return
         state.asked |= {query: each.wire for query, each in wanted.items()}
         handle.loaded_adapters.intersection_update(self.registry.wires())
+
+    def samples(self) -> dict[str, AdapterSample]:
+        """Return the adapters of each model that has some, for a scrape."""
+        running: dict[str, set[str]] = {}
+        waiting: dict[str, set[str]] = {}
+        for sequence in self._live():
+            if adapter := sequence.request.adapter:
+                by_model = running if sequence.worker else waiting
+                by_model.setdefault(sequence.request.model, set()).add(adapter)
+        found: dict[str, AdapterSample] = {}
+        for model in self._pool.models():
+            if adapters := self._pool.adapters(model):
+                handles = [handle for handle in self._pool.of(model) if handle.ready]
+                places = len(self._pool.fixed_adapters(model)) + min(map(_places, handles), default=0)
+                own = [frozenset(each.get(model, ())) for each in (running, waiting)]
+                found[model] = AdapterSample(adapters, max(places, 1), *own)
+        return found
 
     def _again(self, worker: str) -> None:
         if (handle := self._pool.find(worker)) is not None:
@@ -231,6 +254,7 @@ class AdapterLoads:
         self.registry.drop(version.wire)
         for handle in self._pool.of(version.model):
             self.changed(handle)
+        self.forgotten(version)
 
     def _check_soon(self) -> None:
         if self._check is None:

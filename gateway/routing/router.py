@@ -103,6 +103,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self._transfers = RowTransfers(self.pool, self._placement, self.metrics)
         self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail, self._transfers.begun)
         self.adapters = AdapterLoads(self.pool, self._placement.live, self.model_changed, self._fail)
+        self.metrics.watch_adapters(self.adapters.samples)
         self._queries = PromptQueries(self.pool, self._placement, self._error, settings.worker_wait_s)
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:

@@ -45,7 +45,7 @@ from workers.mlx.given_rows import GivenColumns, GivenRows
 from workers.mlx.hybrid.rollback import rollback_rows
 from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache, RowShape
-from workers.mlx.lora.adapter_store import AdapterStore, adapter_places
+from workers.mlx.lora.adapter_store import LinearAdapterStore, adapter_places
 from workers.mlx.lora.row_adapters import StepAdapters, add_row_adapters
 from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
@@ -99,7 +99,7 @@ class MlxRunner:
         attention: bool = False,
         tower: MlxTower | None = None,
         adapters: StepAdapters | None = None,
-        adapter_slots: AdapterStore | None = None,
+        adapter_slots: LinearAdapterStore | None = None,
     ) -> None:
         self.capabilities = capabilities
         self._adapters = adapters
@@ -173,11 +173,11 @@ class MlxRunner:
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
         step, modules = StepAdapters() if options.lora_modules or places else None, options.lora_modules
-        stores: list[AdapterStore] = []
+        stores: list[LinearAdapterStore] = []
 
         def added(model: Any) -> None:
             if places is not None:
-                stores.append(AdapterStore(model, places, step or StepAdapters(), chosen))
+                stores.append(LinearAdapterStore(model, places, step or StepAdapters(), chosen))
             elif step is not None:
                 add_row_adapters(model, config, modules, options.max_lora_rank, step)
 

@@ -91,9 +91,7 @@ def open_adapters(
     """Read the adapters that are loaded with a model into the parameters of its archive. Returns the places of those
     that are loaded at run time, if there are any. `config` is that of the checkpoint. Raises `CheckpointError`."""
     if not options.runtime_loras:
-        archive.nbytes += add_adapters(
-            archive.index, config, options.lora_modules, options.max_lora_rank, weights, ops
-        )
+        archive.nbytes += add_adapters(archive.index, config, options.lora_modules, options.max_lora_rank, weights, ops)
         return None
     count = len(options.lora_modules) + options.runtime_loras
     store = AdapterStore(archive.index, AdapterPlaces(config, count, options.max_lora_rank), weights, ops)

@@ -18,7 +18,7 @@ from workers.load_options import LoadOptions
 from workers.mlx.lora.row_adapters import RowAdaptedLinear, StepAdapters
 
 
-class AdapterStore:
+class LinearAdapterStore:
     """Implements `workers.engine.adapter_slots.AdapterSlots`. Owned by the runner."""
 
     def __init__(self, model: Any, places: AdapterPlaces, step: StepAdapters, device: mx.Device) -> None:

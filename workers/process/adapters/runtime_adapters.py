@@ -81,7 +81,7 @@ class RuntimeAdapters:
     async def _load(self, command: LoadAdapter) -> str:
         """Load an adapter, and return why it could not be; empty if it could."""
         if self._slots is None or command.number > self._places:
-            return f"this worker has room for {self._places} adapters at run time: set --lora-dirs and --max-loras"
+            return f"this worker has room for {self._places} adapters at run time: set --lora-dir and --max-loras"
         if (there := self._there.get(command.name)) is not None:
             if (there.number, there.digest) == (command.number, command.digest):
                 return ""

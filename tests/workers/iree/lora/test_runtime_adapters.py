@@ -36,4 +36,3 @@ def test_an_adapter_has_the_same_rows_at_every_place_and_beside_others(
     with pytest.raises(CheckpointError, match="10 is more than max_lora_rank, 9"):
         slots.read(make_lora(tmp_path / "large", checkpoint, rank=10))
     runner.close()
-
