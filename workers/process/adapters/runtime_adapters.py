@@ -113,6 +113,6 @@ def read_adapter(slots: AdapterSlots, command: LoadAdapter) -> PutAdapter:
     for path in map(Path, command.paths):
         if not (path / ADAPTER_FILES[0]).is_file():
             continue
-        if adapter_digest(path, partial(open, mode="rb")) == command.digest:
+        if adapter_digest(path, lambda file: file.open("rb")) == command.digest:
             return slots.read(path)
     raise AdapterFilesMissing(f"no file of it is in {command.paths[-1]!r} on this machine, or it has changed there")
