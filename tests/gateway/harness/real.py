@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -50,15 +51,17 @@ def launch(
     lora_modules: Sequence[str] = (),
     sparse_prefill_tokens: int = 0,
     max_loras: int = 0,
+    path: Path | str = "",
     **scripted: Any,
 ) -> WorkerLaunch:
     """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs, `prefix_cache_dir` the
     directory of its prefix tier, and `draft_model` the name of a second scripted model, which drafts for it
-    and, with `sparse_prefill_tokens`, scores prompts of so many tokens. With `max_loras` requests may load adapters."""
+    and, with `sparse_prefill_tokens`, scores prompts of so many tokens. With `max_loras` requests may load adapters.
+    `path` is a checkpoint, for programs that read one."""
     spec = WorkerSpec(
         name=name,
         model_name=model,
-        model_path="",
+        model_path=str(path),
         backend="scripted",
         max_batch_size=slots,
         log_level="warning",
