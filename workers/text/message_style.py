@@ -92,7 +92,7 @@ def find_style(render: Callable[[Turns], str], write: WriteCalls | None = None) 
             best = replace(best, results_within=_takes_results_within(render, best))
             said = _try(render, best, content=_TEXT, reasoning="Reasoning.")
             late = said is not None and -1 < said.rfind(_RESULT) < said.rfind(_TEXT)
-            several = _try(render, best, calls=(_CALL, _SECOND_CALL))
+            several = _try(render, best, second=True)
             return replace(
                 best,
                 reasoning_beside_text=said is not None,
@@ -123,16 +123,20 @@ def _try(
     *,
     content: str = "",
     reasoning: str = "",
-    calls: Sequence[str] = (_CALL,),
+    second: bool = False,
 ) -> str | None:
-    call_id = "x" * ID_CHARACTERS if style.fixed_ids else "c1"
+    """Render a sample with a call, and with a `second` one beside it. None if the template fails."""
+    call_id, second_id = ("x" * ID_CHARACTERS, "y" * ID_CHARACTERS) if style.fixed_ids else ("c1", "c2")
+    calls = [(call_id, _CALL, _arguments(style))]
+    if second:
+        calls.append((second_id, _SECOND_CALL, _arguments(style, _SECOND_CALL)))
     calling: dict[str, Any] = {"role": "assistant", "content": content or (None if style.null_content else "")}
     if style.calls_as_messages:
         calling = call_message(_CALL, _arguments(style))
     elif not style.calls_as_text:
         calling["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": name, "arguments": _arguments(style)}}
-            for name in calls
+            {"id": each, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for each, name, arguments in calls
         ]
     if reasoning:
         calling |= reasoning_keys(reasoning)
@@ -146,8 +150,8 @@ def _try(
         return None
 
 
-def _arguments(style: MessageStyle) -> Any:
-    return {_KEY: _VALUE} if style.arguments == "object" else f'{{"{_KEY}": "{_VALUE}"}}'
+def _arguments(style: MessageStyle, value: str = _VALUE) -> Any:
+    return {_KEY: value} if style.arguments == "object" else f'{{"{_KEY}": "{value}"}}'
 
 
 def _shows_call(text: str) -> bool:

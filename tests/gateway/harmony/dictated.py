@@ -73,7 +73,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     runner = Dictated(tokenizer, json.loads((path / SCRIPTS).read_text()), spec.max_batch_size)
     grammars = GrammarCompiler(functools.partial(tokenizer_vocabulary, tokenizer, tokenizer.vocab_size))
     formats = choose_formats(chat_template=tokenizer.template_text, added_tokens=tokenizer.added_tokens)
-    engine = BatchEngine(runner, max_queue=spec.max_queue)
+    engine = BatchEngine(runner, max_queue=spec.max_queue, step_tokens=None)
     return Loaded(engine, tokenizer, CONTEXT, grammars=grammars, formats=formats)
 
 

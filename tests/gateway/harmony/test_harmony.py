@@ -1,4 +1,4 @@
-"""Chats with a model of the harmony format over HTTP, whose side is given: prompts by its template, calls, reasoning."""
+"""Chats with a model of the harmony format, whose side is given: prompts by its template, calls and reasoning."""
 
 import json
 from pathlib import Path
