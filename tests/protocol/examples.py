@@ -236,7 +236,9 @@ COMMANDS: dict[str, Command] = {
     "read": ReadRows(10, 1 << 60, 3, 128, 64),
     "write": WriteRows(11, 1 << 60, "team-a", 128, (9906, 13), b"\x00\x01\x02\x03", bytes(range(16))),
     "read_state": ReadRows(10, 1 << 60, 3, 4096, 64, state=True),
-    "load": LoadAdapter(12, "sql@00112233445566778899aabbccddeeff", 3, ("/tmp/a", "/srv/sql"), "00112233445566778899aabb"),
+    "load": LoadAdapter(
+        12, "sql@00112233445566778899aabbccddeeff", 3, ("/tmp/a", "/srv/sql"), "00112233445566778899aabb"
+    ),
     "unload": UnloadAdapter(13, "sql@00112233445566778899aabbccddeeff"),
     "write_state": WriteRows(11, 1 << 60, "team-a", 4096, (), b"\x00\x01\x02\x03", bytes(range(16)), 640),
     "stop": Stop(),

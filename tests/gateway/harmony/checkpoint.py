@@ -22,7 +22,9 @@ TEMPLATE = """\
   {{- "<|start|>developer<|message|>" + said -}}
   {%- if tools -%}
     {{- "# Tools\\n\\nnamespace functions {\\n" -}}
-    {%- for tool in tools -%}{{- "type " + tool.function.name + " = () => any;\\n" -}}{%- endfor -%}
+    {%- for tool in tools -%}
+      {{- "// " + tool.function.description + "\\ntype " + tool.function.name + " = () => any;\\n" -}}
+    {%- endfor -%}
     {{- "}" -}}
   {%- endif -%}
   {{- "<|end|>" -}}

@@ -103,7 +103,8 @@ def test_words_are_unpacked_again(bits: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [(name, "llama") for name in sorted(FORMATS)] + [("fp8-blocks", "qwen3_moe"), ("fp8-channel", "gpt_neox"), ("mxfp4", "mixtral")],
+    [(name, "llama") for name in sorted(FORMATS)]
+    + [("fp8-blocks", "qwen3_moe"), ("fp8-channel", "gpt_neox"), ("mxfp4", "mixtral")],
     ids=lambda value: value,
 )
 def test_logits_are_those_of_the_served_weights(load: Load, tmp_path: Path, name: str, family: str) -> None:
