@@ -79,6 +79,7 @@ LOGPROBS = Logprobs(
     TokenLogprob(12, -0.25, b" Paris"), (TokenLogprob(12, -0.25, b" Paris"), TokenLogprob(9, -9999.0, b"\xf0\x9f"))
 )
 
+ADAPTER = "00112233445566778899aabbccddeeff"
 COMMANDS: dict[str, Command] = {
     "welcome": Welcome(7),
     "welcome_refused": Welcome(7, "protocol 2 is not spoken here"),
