@@ -9,7 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.actor import Ref
-from gateway.adapters.routes import AdapterRoutes
+from gateway.admin.adapter_routes import AdapterRoutes
 from gateway.admin.endpoints import Admin, KeyAdmin
 from gateway.admin.joining import TokenAdmin
 from gateway.admin.kill import WorkerKill

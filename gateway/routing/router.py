@@ -23,7 +23,6 @@ from actors.supervision.worker import (
 )
 from actors.supervision.worker_actor import WorkerRef
 from actors.transport.rejections import Rejections
-from gateway.adapters.loads import AdapterLoads
 from gateway.answer_budget import AnswerBudget
 from gateway.body_budget import BodyBudget, HeldBody
 from gateway.errors import RefusalCode, RequestError
@@ -34,6 +33,7 @@ from gateway.generation.tenant import tenant_of
 from gateway.key_weights import client_name, key_of_client
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.samples import Observed
+from gateway.routing.adapters.loads import AdapterLoads
 from gateway.routing.admission.terms import AdmissionTerms, prompt_tokens
 from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.circuit_breaker import Breaker

@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from actors.supervision.worker_actor import WorkerRef
-from gateway.adapters.registry import is_version
 from gateway.body_budget import HeldBody
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.samples import Observed, WorkerSample
+from gateway.routing.adapters.registry import is_version
 from gateway.routing.circuit_breaker import Breaker, Circuit
 from gateway.routing.counters import Counters
 from gateway.routing.failure import FailureId

@@ -6,8 +6,8 @@ from random import Random
 import structlog
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
-from gateway.adapters.registry import AdapterRegistry
 from gateway.metrics.samples import WorkerSample
+from gateway.routing.adapters.registry import AdapterRegistry
 from gateway.routing.circuit_breaker import Circuit
 from gateway.routing.model_catalog import ModelCatalog
 from gateway.routing.placement.load_order import LoadOrder, Rank, rank

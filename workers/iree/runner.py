@@ -103,7 +103,7 @@ class IreeRunner:
         """By the rows of the graph."""
         self._adapters = RowAdapters(device)
         self.adapter_slots = adapters
-        """See `workers.engine.adapter_slots.HoldsAdapters`."""
+        """See `workers.engine.adapters.adapter_slots.HoldsAdapters`."""
         self._written = [0] * plan.cache.slots
         self._ahead = [0] * plan.cache.slots
         """The rows that the head for multi-token prediction has filled."""
@@ -197,7 +197,8 @@ class IreeRunner:
             store = None
             if plan.lora is not None:
                 assert isinstance(plan.ops, TiledOps), "checked by the plan"
-                store = open_adapters(archive, config, options, plan.weights, plan.ops)
+                nbytes, store = open_adapters(archive.index, config, options, plan.weights, plan.ops)
+                archive.nbytes += nbytes
             runner = cls(builder, device, archive, digest, kv_rows, store)
             undo.pop_all()  # the runner owns them from now on
             undo.callback(building.close)

@@ -104,7 +104,7 @@ class MlxRunner:
         self.capabilities = capabilities
         self._adapters = adapters
         self.adapter_slots = adapter_slots
-        """See `workers.engine.adapter_slots.HoldsAdapters`."""
+        """See `workers.engine.adapters.adapter_slots.HoldsAdapters`."""
         self._model = model
         self._config = config
         self._owner = OwnedDevice(device)

@@ -13,7 +13,7 @@ import structlog
 from protocol.request import Sampling
 from workers.checkpoints.documents import has_tokenizer
 from workers.checkpoints.generation_config import SamplingDefaults, read_sampling_defaults
-from workers.engine.adapter_slots import AdapterSlots, adapter_slots_of
+from workers.engine.adapters.adapter_slots import AdapterSlots, adapter_slots_of
 from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy

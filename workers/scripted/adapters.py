@@ -5,15 +5,15 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from protocol.adapter_digest import ADAPTER_FILES
-from workers.engine.adapter_slots import PutAdapter
+from protocol.adapter_files import ADAPTER_FILES
+from workers.engine.adapters.adapter_slots import PutAdapter
 
 FIRST_SEED = 1 << 20
 """Above the number of any adapter that was loaded with the model."""
 
 
 class ScriptedAdapterSlots:
-    """Implements `workers.engine.adapter_slots.AdapterSlots`."""
+    """Implements `workers.engine.adapters.adapter_slots.AdapterSlots`."""
 
     def __init__(self, put: Callable[[int, int], None]) -> None:
         """`put` takes the number of an adapter and what its files contain, as a number."""

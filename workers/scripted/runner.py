@@ -163,7 +163,7 @@ class ScriptedRunner:
 
     @property
     def adapter_slots(self) -> ScriptedAdapterSlots | None:
-        """See `workers.engine.adapter_slots.HoldsAdapters`."""
+        """See `workers.engine.adapters.adapter_slots.HoldsAdapters`."""
         return ScriptedAdapterSlots(self._seeds.__setitem__) if self._capabilities.adapter_places else None
 
     @property

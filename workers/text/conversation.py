@@ -19,7 +19,7 @@ from workers.text.message_style import (
     reasoning_keys,
     result_within,
 )
-from workers.text.single_calls import single_calls
+from workers.text.template_limits.single_calls import single_calls
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 _decode = msgspec.json.Decoder(dict[str, Any]).decode

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.lora.adapter_places import AdapterPlaces, PlacedAdapter
 from workers.checkpoints.lora.adapter_weights import AdapterWeights
-from workers.engine.adapter_slots import PutAdapter
-from workers.iree.build.weight_archive import Archive
+from workers.engine.adapters.adapter_slots import PutAdapter
 from workers.iree.lora.adapter_parameters import TYPES, add_adapters, aligned
 from workers.iree.lora.lora_plan import parameter_names
 from workers.iree.model.stored_parameters import Stored
@@ -32,7 +31,7 @@ class _Memory:
 
 
 class AdapterStore:
-    """Implements `workers.engine.adapter_slots.AdapterSlots`. The parameter index keeps its memory."""
+    """Implements `workers.engine.adapters.adapter_slots.AdapterSlots`. The parameter index keeps its memory."""
 
     def __init__(
         self, index: rt.ParameterIndex, places: AdapterPlaces, weights: Sequence[Stored], ops: TiledOps
@@ -86,16 +85,15 @@ class AdapterStore:
 
 
 def open_adapters(
-    archive: Archive, config: ModelConfig, options: LoadOptions, weights: Sequence[Stored], ops: TiledOps
-) -> AdapterStore | None:
-    """Read the adapters that are loaded with a model into the parameters of its archive. Returns the places of those
-    that are loaded at run time, if there are any. `config` is that of the checkpoint. Raises `CheckpointError`."""
+    index: rt.ParameterIndex, config: ModelConfig, options: LoadOptions, weights: Sequence[Stored], ops: TiledOps
+) -> tuple[int, AdapterStore | None]:
+    """Read the adapters that are loaded with a model into the parameters of its graphs. Returns their bytes, and the
+    places of those that are loaded at run time, if there are any. `config` is that of the checkpoint. Raises
+    `CheckpointError`."""
     if not options.runtime_loras:
-        archive.nbytes += add_adapters(archive.index, config, options.lora_modules, options.max_lora_rank, weights, ops)
-        return None
+        return add_adapters(index, config, options.lora_modules, options.max_lora_rank, weights, ops), None
     count = len(options.lora_modules) + options.runtime_loras
-    store = AdapterStore(archive.index, AdapterPlaces(config, count, options.max_lora_rank), weights, ops)
+    store = AdapterStore(index, AdapterPlaces(config, count, options.max_lora_rank), weights, ops)
     for number, (_, path) in enumerate(options.lora_modules, 1):
         store.read(path)(number)
-    archive.nbytes += store.nbytes
-    return store
+    return store.nbytes, store

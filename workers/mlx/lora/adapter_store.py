@@ -13,13 +13,13 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.lora.adapted_matrices import adaptable_modules, adapter_stacks
 from workers.checkpoints.lora.adapter_places import AdapterPlaces
 from workers.checkpoints.lora.adapter_weights import AdapterWeights, LoraPair
-from workers.engine.adapter_slots import PutAdapter
+from workers.engine.adapters.adapter_slots import PutAdapter
 from workers.load_options import LoadOptions
 from workers.mlx.lora.row_adapters import RowAdaptedLinear, StepAdapters
 
 
 class LinearAdapterStore:
-    """Implements `workers.engine.adapter_slots.AdapterSlots`. Owned by the runner."""
+    """Implements `workers.engine.adapters.adapter_slots.AdapterSlots`. Owned by the runner."""
 
     def __init__(self, model: Any, places: AdapterPlaces, step: StepAdapters, device: mx.Device) -> None:
         """Put the columns of all places, which are zero, beside the linear modules of a model."""

@@ -10,11 +10,12 @@ import anyio
 import anyio.to_thread
 from structlog.typing import FilteringBoundLogger
 
-from protocol.adapter_digest import ADAPTER_FILES, adapter_digest
-from protocol.bounds import MAX_ADAPTERS, clip
+from actors.process.file_digest import file_digest
+from protocol.adapter_files import ADAPTER_FILES, DIGEST_BYTES
+from protocol.bounds import MAX_ADAPTER_BYTES, MAX_ADAPTERS, clip
 from protocol.commands import LoadAdapter, UnloadAdapter
 from protocol.events import AdapterChanged
-from workers.engine.adapter_slots import AdapterSlots, PutAdapter
+from workers.engine.adapters.adapter_slots import AdapterSlots, PutAdapter
 from workers.process.adapters.change import AdapterChange, AppliedChange
 
 MAX_WAITING = 2 * MAX_ADAPTERS
@@ -113,6 +114,7 @@ def read_adapter(slots: AdapterSlots, command: LoadAdapter) -> PutAdapter:
     for path in map(Path, command.paths):
         if not (path / ADAPTER_FILES[0]).is_file():
             continue
-        if adapter_digest(path, lambda file: file.open("rb")) == command.digest:
+        read = ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES
+        if file_digest(path, *read, lambda file: file.open("rb")) == command.digest:
             return slots.read(path)
     raise AdapterFilesMissing(f"no file of it is in {command.paths[-1]!r} on this machine, or it has changed there")

@@ -13,10 +13,10 @@ from workers.process.prompts.pinned_prefix import PinnedPrefixes
 from workers.process.prompts.refusal import PromptRefused, unsupported
 from workers.text.control_tokens import ControlTokens
 from workers.text.conversation import ArgumentsError, has_calls, message_values, turns
-from workers.text.described_tools import with_descriptions
 from workers.text.image_content import ImageContent, find_content
 from workers.text.message_style import SAMPLE_TOOLS, MessageStyle, WriteCalls, find_style
 from workers.text.template_budget import TemplateError
+from workers.text.template_limits.described_tools import with_descriptions
 from workers.text.tokenizer import ChatFormat, InfillFormat, Messages, Tokenizer, Tools
 
 TEXTS = frozenset({"bad_words", "dry_sequence_breakers", "suffix"})

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from actors.process.file_digest import file_digest
 from actors.process.regular_file import open_regular
-from protocol.adapter_digest import ADAPTER_FILES, adapter_digest
-from protocol.bounds import MAX_PATH
+from protocol.adapter_files import ADAPTER_FILES, DIGEST_BYTES
+from protocol.bounds import MAX_ADAPTER_BYTES, MAX_PATH
 
 
 class AdapterPathRefused(Exception):
@@ -41,7 +42,7 @@ class AdapterFiles:
             raise AdapterPathRefused(f"there is no {ADAPTER_FILES[0]} in {path!r}", missing=True)
         target = Path(tempfile.mkdtemp(dir=self._opened_root()))
         try:
-            digest = adapter_digest(directory, self._open, target)
+            digest = file_digest(directory, ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES, self._open, target)
             if (kept := target.parent / digest).exists():
                 shutil.rmtree(target)
             else:

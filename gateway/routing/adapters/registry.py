@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
 
-from protocol.adapter_digest import DIGEST_BYTES
+from protocol.adapter_files import DIGEST_BYTES
 from protocol.bounds import MAX_NAME
 
 MAX_ADAPTER_NAME = MAX_NAME - 2 * DIGEST_BYTES - 1

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway.adapters.files import AdapterFiles, AdapterPathRefused
-from gateway.adapters.loads import AdapterRefused
-from gateway.adapters.registry import MAX_ADAPTER_NAME, AdapterVersion
+from gateway.admin.adapter_files import AdapterFiles, AdapterPathRefused
 from gateway.errors import RefusalCode, RequestError
 from gateway.http.access.auth import LOAD_ADAPTER, UNLOAD_ADAPTER
 from gateway.http.small_body import small_body
+from gateway.routing.adapters.loads import AdapterRefused
+from gateway.routing.adapters.registry import MAX_ADAPTER_NAME, AdapterVersion
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from protocol.bounds import Label

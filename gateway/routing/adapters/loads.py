@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from actors.supervision.worker import WorkerUnavailable
-from gateway.adapters.registry import AdapterRegistry, AdapterVersion
 from gateway.metrics.adapter_collector import AdapterSample
+from gateway.routing.adapters.registry import AdapterRegistry, AdapterVersion
 from gateway.routing.failure import RequestFailure
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
@@ -25,7 +25,7 @@ again."""
 LOAD_S = 300.0
 """Time for all workers of a model to load an adapter."""
 
-_log = structlog.get_logger("gateway.adapters.loads")
+_log = structlog.get_logger("gateway.routing.adapters.loads")
 
 
 class AdapterRefused(Exception):
