@@ -189,7 +189,7 @@ class LoadAdapter(Struct, frozen=True, array_like=True, tag="load", gc=False):
     paths: Annotated[tuple[FilePath, ...], Meta(min_length=1, max_length=MAX_ADAPTER_PATHS)]
     """Directories that may have its files: the first one whose files have the digest is read."""
     digest: Name
-    """See `protocol.adapter_files`."""
+    """That of its `protocol.adapter_files`, see `actors.process.file_digest`."""
 
 
 class UnloadAdapter(Struct, frozen=True, array_like=True, tag="unload", gc=False):

@@ -125,7 +125,7 @@ class ScriptedRunner:
             adapter_places=adapter_places,
         )
         self._seeds: dict[int, int] = {}
-        """What the hash of rows depends on, by the number of an adapter that was loaded at run time."""
+        """Parts of the hash of rows, by the numbers of adapters that were loaded at run time."""
         self._sparse = sparse
         self._mrope = mrope
         self._vision = ScriptedVision(part_seconds=image_part_seconds, sleep=sleep) if images else None

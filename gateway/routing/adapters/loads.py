@@ -38,7 +38,7 @@ class AdapterRefused(Exception):
 
 @dataclass(slots=True)
 class _OnWorker:
-    """What one incarnation of a worker was asked for."""
+    """The questions to one incarnation of a worker."""
 
     incarnation: int
     asked: dict[int, str] = field(default_factory=dict)

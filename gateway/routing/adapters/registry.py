@@ -23,7 +23,7 @@ class AdapterVersion:
     """An adapter with certain weights. Sequences keep theirs, whatever has the name later."""
 
     name: str
-    """What requests call it."""
+    """Its name in requests."""
     model: str
     number: int
     """Its place on every worker of the model."""
@@ -33,7 +33,7 @@ class AdapterVersion:
 
     @property
     def wire(self) -> str:
-        """What workers call it: another one for other weights, so that these share no cache rows with it."""
+        """Its name on workers: another one for other weights, so that these share no cache rows with it."""
         return f"{self.name}@{self.digest}"
 
 

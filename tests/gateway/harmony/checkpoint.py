@@ -60,7 +60,7 @@ TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Script:
-    """What the model writes after a prompt that ends so, and has all of these parts."""
+    """An answer of the model to prompts that end so, and have all of these parts."""
 
     end: str
     answer: str

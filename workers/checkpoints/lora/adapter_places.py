@@ -25,7 +25,7 @@ from workers.checkpoints.lora.adapter_weights import AdapterWeights
 
 @dataclass(frozen=True, slots=True)
 class PlacedAdapter:
-    """What one adapter adds beside one matrix of the model, at its place."""
+    """The matrices of one adapter beside one of the model, at its place."""
 
     name: str
     """The name of the matrix, such as `3.qkv`."""
