@@ -21,6 +21,8 @@ TOKENS = tuple(map(int, np.random.default_rng(5).integers(3, 500, 20)))
 TOLERANCE = 1e-4
 """The bound of logits in float32 beside those of merged weights, whose sums have another order."""
 Modules = tuple[tuple[str, Path], ...]
+RUNTIME: dict[str, Any] = {"runtime_loras": 2, "max_lora_rank": 9}
+"""Room for adapters that are loaded at run time."""
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +73,10 @@ def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> 
     calls: list[str] = []
 
     def make() -> IreeRunner:
-        made = load(lora_modules=modules)
+        made = load(lora_modules=modules[:1], **RUNTIME)
+        assert made.adapter_slots is not None
+        for number, (_, path) in enumerate(modules, 2):
+            made.adapter_slots.read(path)(number)
         call = made._call
 
         def noted(name: str, *given: Any) -> Any:
@@ -81,8 +86,13 @@ def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(made, "_call", noted)
         return made
 
-    report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True)
-    assert min(report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
+    report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True, preempts=True)
+    assert (
+        min(
+            report.grammars, report.preemptions, report.shared, report.resumed, report.prompts_reported, report.accepted
+        )
+        > 0
+    )
     kinds = {name.partition("_")[0] for name in calls}
     assert kinds >= {"decode", "prefill", f"{ADAPTED}decode", f"{ADAPTED}prefill"}
 

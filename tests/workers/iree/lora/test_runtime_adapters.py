@@ -6,7 +6,7 @@ import pytest
 
 from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora
 from tests.workers.iree.conftest import Load
-from tests.workers.iree.lora.test_lora import TOKENS, rows_after
+from tests.workers.iree.lora.test_lora import RUNTIME, TOKENS, rows_after
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.engine.runner import Chunk
 
@@ -16,7 +16,7 @@ def test_an_adapter_has_the_same_rows_at_every_place_and_beside_others(
 ) -> None:
     one = make_lora(tmp_path / "one", checkpoint, seed=1)
     two = make_lora(tmp_path / "two", checkpoint, targets=ATTENTION[:3], rank=9, seed=2)
-    runner = load(lora_modules=(("one", one),), runtime_loras=2, max_lora_rank=9)
+    runner = load(lora_modules=(("one", one),), **RUNTIME)
     slots = runner.adapter_slots
     assert slots is not None
     assert (runner.capabilities.adapters, runner.capabilities.adapter_places) == (("one",), 2)
