@@ -196,7 +196,6 @@ class IreeRunner:
             undo.callback(archive.close)
             store = None
             if plan.lora is not None:
-                assert isinstance(plan.ops, TiledOps), "checked by the plan"
                 nbytes, store = open_adapters(archive.index, config, options, plan.weights, plan.ops)
                 archive.nbytes += nbytes
             runner = cls(builder, device, archive, digest, kv_rows, store)
@@ -712,7 +711,7 @@ class IreeRunner:
         """Return the last input of a graph of `size` rows whose rows may have adapters; none of others."""
         if not kind.startswith(ADAPTED):
             return []
-        return [self._adapters.input(size // self._plan.block, range(len(runs)), runs)]
+        return [self._adapters.input(size // (self._plan.block or size), range(len(runs)), runs)]
 
     def _given_rows(self, runs: Sequence[SlotRun], size: int) -> NDArray[np.float32]:
         """Return the embeddings of the rows without a token, and zeros for the others: float32 [sequences, rows,

@@ -100,7 +100,7 @@ async def asked_status(real: Real, model: str) -> int:
 
 
 async def test_a_worker_that_was_restarted_has_the_adapters_and_names_are_replaced(tmp_path: Path) -> None:
-    settings = {"admin_key": "admin", "api_key": "user"}
+    settings: dict[str, Any] = {"admin_key": "admin", "api_key": "user"}
     one, two = make_adapter(tmp_path / "one", b"1"), make_adapter(tmp_path / "two", b"2")
     async with real_gateway(launch("a", max_loras=3), lora_dirs=(str(tmp_path),), **settings) as real:
         real.client.headers["authorization"] = "Bearer user"

@@ -150,8 +150,9 @@ class Recipe(Struct, frozen=True, tag="decoder"):
 
     def _lora(self, config: ModelConfig, ops: TiledOps | PlainOps, stored: Sequence[Stored]) -> LoraPlan:
         """Return the matrices that adapters change. Raises `LoadRefused`."""
-        if not isinstance(ops, TiledOps):
-            raise DeviceError("lora_modules: adapters of requests run on CPUs only: take a CPU or --backend mlx")
+        if self.runtime_loras and not isinstance(ops, TiledOps):
+            problem = "lora_dirs: adapters are loaded at run time on CPUs only: take a CPU or --backend mlx"
+            raise DeviceError(f"{problem}, or load them with the model by --lora-modules")
         modules = [(name, Path(path)) for name, path in self.lora_modules]
         if self.runtime_loras:
             places = AdapterPlaces(config, len(modules) + self.runtime_loras, self.max_lora_rank)

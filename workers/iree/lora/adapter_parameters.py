@@ -13,6 +13,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.lora.adapted_matrices import AdapterStack, adapter_stacks, read_adapters
 from workers.checkpoints.lora.adapter_weights import AdapterWeights
 from workers.iree.lora.lora_plan import parameter_names
+from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
 
@@ -27,7 +28,7 @@ def add_adapters(
     modules: Sequence[tuple[str, Path]],
     max_rank: int,
     weights: Sequence[Stored],
-    ops: TiledOps,
+    ops: TiledOps | PlainOps,
 ) -> int:
     """Read adapters by name and directory, and add their matrices to the parameters of a model's graphs, beside those
     that the model has as `weights`. `config` is that of the checkpoint, without padding.
@@ -43,7 +44,7 @@ def add_adapters(
 
 
 def _parameters(
-    stack: AdapterStack, adapters: Sequence[AdapterWeights], stored: Stored, ops: TiledOps
+    stack: AdapterStack, adapters: Sequence[AdapterWeights], stored: Stored, ops: TiledOps | PlainOps
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     a, b = (each.astype(TYPES[ops.dtype]) for each in stack.matrices(adapters))
     outputs, inputs = stored.axes or (None, None)

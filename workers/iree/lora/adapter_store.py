@@ -15,6 +15,7 @@ from workers.checkpoints.lora.adapter_weights import AdapterWeights
 from workers.engine.adapters.adapter_slots import PutAdapter
 from workers.iree.lora.adapter_parameters import TYPES, add_adapters, aligned
 from workers.iree.lora.lora_plan import parameter_names
+from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
 from workers.load_options import LoadOptions
@@ -85,13 +86,18 @@ class AdapterStore:
 
 
 def open_adapters(
-    index: rt.ParameterIndex, config: ModelConfig, options: LoadOptions, weights: Sequence[Stored], ops: TiledOps
+    index: rt.ParameterIndex,
+    config: ModelConfig,
+    options: LoadOptions,
+    weights: Sequence[Stored],
+    ops: TiledOps | PlainOps,
 ) -> tuple[int, AdapterStore | None]:
     """Read the adapters that are loaded with a model into the parameters of its graphs. Returns their bytes, and the
     places of those that are loaded at run time, if there are any. `config` is that of the checkpoint. Raises
     `CheckpointError`."""
     if not options.runtime_loras:
         return add_adapters(index, config, options.lora_modules, options.max_lora_rank, weights, ops), None
+    assert isinstance(ops, TiledOps), "checked by the plan"
     count = len(options.lora_modules) + options.runtime_loras
     store = AdapterStore(index, AdapterPlaces(config, count, options.max_lora_rank), weights, ops)
     for number, (_, path) in enumerate(options.lora_modules, 1):

@@ -105,6 +105,31 @@ def test_gate_of_other_types(load: Load, modules: Modules, dtype: str, quantize:
     assert report.shared > 0
 
 
-def test_a_device_without_the_kernels_of_cpus_is_refused(load: Load, modules: Modules) -> None:
-    with pytest.raises(LoadRefused, match="lora_modules: adapters of requests run on CPUs only"):
-        load(lora_modules=modules, device="generic-task")
+@pytest.mark.exhaustive
+def test_rows_of_a_device_without_the_kernels_of_cpus_have_adapters(
+    load: Load, checkpoint: Path, modules: Modules, tmp_path: Path
+) -> None:
+    device: dict[str, Any] = {"device": "generic-task", "slots": 4, "context": 64}
+    adapted, plain = load(lora_modules=modules, **device), load(**device)
+    spec, count = SampleSpec(Sampling(), len(TOKENS)), len(TOKENS)
+    for number, (name, path) in enumerate(modules, 1):
+        whole = load(merged(tmp_path / name, checkpoint, path), **device)
+        own, expected = (each.logits(Chunk(0, TOKENS, 0, 0, adapter=a)) for each, a in ((adapted, number), (whole, 0)))
+        np.testing.assert_allclose(own, expected, atol=TOLERANCE)
+        chunk = Chunk(number, TOKENS, 0, 0, adapter=number)
+        (first,) = sampled(adapted.prefill([chunk], [spec]))
+        assert first == own[-1].argmax()
+        whole.close()
+    logits = [each.logits(Chunk(3, TOKENS, 0, 0)) for each in (adapted, plain)]
+    np.testing.assert_array_equal(*logits)
+    rows = [DecodeRow(slot, 7, count, count, spec, slot % 3) for slot in (1, 2, 3)]
+    tokens = sampled(adapted.decode(rows))
+    alone = [sampled(adapted.decode([row]))[0] for row in rows]
+    assert tokens == alone
+    for runner in (adapted, plain):
+        runner.close()
+
+
+def test_adapters_are_loaded_at_run_time_on_cpus_only(load: Load, modules: Modules) -> None:
+    with pytest.raises(LoadRefused, match="lora_dirs: adapters are loaded at run time on CPUs only"):
+        load(lora_modules=modules, device="generic-task", **RUNTIME)
