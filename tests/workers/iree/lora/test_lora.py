@@ -106,6 +106,7 @@ def test_gate_of_other_types(load: Load, modules: Modules, dtype: str, quantize:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(400)  # with an empty cache of graphs
 def test_rows_of_a_device_without_the_kernels_of_cpus_have_adapters(
     load: Load, checkpoint: Path, modules: Modules, tmp_path: Path
 ) -> None:
