@@ -109,8 +109,9 @@ class GraphPlan:
             # Those with weights are one module, so that the device holds them once.
             steps = [name for group in self._steps() for name in group]
             steps += [f"{EMBEDDED}_{size}" for size in self.embedded_sizes]
-            adapted = [] if self.lora is None else [f"{ADAPTED}score_{self.score_chunk}"]
-            return [(*steps, f"score_{self.score_chunk}", *adapted, "copy"), *self._tower_groups]
+            score = f"score_{self.score_chunk}"
+            scores = [score] if self.lora is None else [score, ADAPTED + score]
+            return [(*steps, *scores, "copy"), *self._tower_groups]
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
         embedded = [(f"{EMBEDDED}_{size}",) for size in self.embedded_sizes]
         decode, *others = ((f"{kind}_{sizes[-1]}",) for kind, sizes in largest)

@@ -121,8 +121,8 @@ def test_rows_of_a_device_without_the_kernels_of_cpus_have_adapters(
         (first,) = sampled(adapted.prefill([chunk], [spec]))
         assert first == own[-1].argmax()
         whole.close()
-    logits = [each.logits(Chunk(3, TOKENS, 0, 0)) for each in (adapted, plain)]
-    np.testing.assert_array_equal(*logits)
+    own, expected = (each.logits(Chunk(3, TOKENS, 0, 0)) for each in (adapted, plain))
+    np.testing.assert_array_equal(own, expected)
     rows = [DecodeRow(slot, 7, count, count, spec, slot % 3) for slot in (1, 2, 3)]
     tokens = sampled(adapted.decode(rows))
     alone = [sampled(adapted.decode([row]))[0] for row in rows]
