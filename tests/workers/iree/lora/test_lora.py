@@ -86,13 +86,8 @@ def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(made, "_call", noted)
         return made
 
-    report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True, preempts=True)
-    assert (
-        min(
-            report.grammars, report.preemptions, report.shared, report.resumed, report.prompts_reported, report.accepted
-        )
-        > 0
-    )
+    report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True)
+    assert min(report.grammars, report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
     kinds = {name.partition("_")[0] for name in calls}
     assert kinds >= {"decode", "prefill", f"{ADAPTED}decode", f"{ADAPTED}prefill"}
 

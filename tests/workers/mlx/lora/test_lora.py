@@ -31,18 +31,14 @@ def test_gate(tmp_path: Path, load: Load, bits: int | None) -> None:
 
     report = run_gate(
         make,
-        requests=10,
+        requests=14,
         longest=34,
-        max_tokens=6,
+        max_tokens=24,
         speculates=True,
         preempts=True,
     )
-    assert (
-        min(
-            report.grammars, report.preemptions, report.shared, report.resumed, report.prompts_reported, report.accepted
-        )
-        > 0
-    )
+    assert min(report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
+    assert min(report.grammars, report.preemptions) > 0
     plain, adapted = load(path), load(path, lora_modules=modules)
     assert plain.capabilities.rows_format != adapted.capabilities.rows_format
     assert (plain.logits(Chunk(0, TOKENS, 0, 0)) == adapted.logits(Chunk(0, TOKENS, 0, 0))).all()
