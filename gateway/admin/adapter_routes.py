@@ -113,7 +113,7 @@ class AdapterRoutes:
         return model
 
     def _check_name(self, wanted: LoadLoraAdapter) -> None:
-        """Raises `RequestError` for a name that is taken, or that is none."""
+        """Raises `RequestError` for a name that is taken, and for an invalid one."""
         name, pool = wanted.lora_name, self._router.pool
         if not name or len(name) > MAX_ADAPTER_NAME or not name.isprintable():
             text = f"give a name of up to {MAX_ADAPTER_NAME} printable characters"
