@@ -9,6 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.actor import Ref
+from gateway.admin.adapter_routes import AdapterRoutes
 from gateway.admin.endpoints import Admin, KeyAdmin
 from gateway.admin.joining import TokenAdmin
 from gateway.admin.kill import WorkerKill
@@ -146,6 +147,7 @@ def create_app(
         *KeyAdmin(keys, settings).routes(),
         *TlsReload(tls, settings).routes(),
         *(Admin(fleet, settings, router.canonical).routes() if fleet is not None else ()),
+        *AdapterRoutes(router, settings).routes(),
         *PageFiles(settings).routes(),
     ]
     routes.append(Route("/openapi.json", OpenApiEndpoint(routes).document))

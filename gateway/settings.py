@@ -17,7 +17,7 @@ Routing = Literal["prefix", "least-loaded", "round-robin"]
 """The choice of a worker among those with a free slot: the one that is expected to be done first, given what it holds
 of the prompt; the one with the fewest sequences; or each in turn."""
 MAX_NAMES = 256
-"""Entries of `allowed_hosts`, of `allow_image_urls`, of `cors_origins`, and of `trusted_gateways`."""
+"""Entries of `allowed_hosts`, of `allow_image_urls`, of `lora_dirs`, of `cors_origins`, and of `trusted_gateways`."""
 
 
 class GatewaySettingsError(ValueError):
@@ -55,6 +55,9 @@ class GatewaySettings:
     allow_image_urls: tuple[str, ...] = ()
     """Hosts of the public internet from which images are fetched, `NAME` or `*.NAME`, or `*` for any: see
     `gateway.images.fetching`. None: images come in bodies alone."""
+
+    lora_dirs: tuple[str, ...] = ()
+    """Folders below which requests may load adapters at run time; none: they may load none."""
 
     trusted_gateways: tuple[str, ...] = ()
     """Addresses or networks of gateways in front whose headers are trusted, or `unix` for the Unix socket: see
@@ -231,6 +234,7 @@ class GatewaySettings:
             raise GatewaySettingsError("tls_cert and tls_key go together; one of them is empty")
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("allow_image_urls", self.allow_image_urls, parse_pattern)
+        self._check_names("lora_dirs", self.lora_dirs, _check_folder)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
         self._check_names("trusted_gateways", self.trusted_gateways, check_gateway)
         if self.store not in ("memory", "none") and not self.store_path:
@@ -272,6 +276,11 @@ class GatewaySettings:
                 parse(name)
             except ValueError as error:
                 raise GatewaySettingsError(f"{setting}: {error}") from error
+
+
+def _check_folder(path: str) -> None:
+    if not path or "\0" in path:
+        raise ValueError(f"{path!r} is no folder")
 
 
 def _split(url: str) -> SplitResult | None:

@@ -12,6 +12,10 @@ MAX_FRAMES_PER_MESSAGE = 1024
 MAX_NAME = 128
 MAX_ADAPTERS = 64
 """Adapters of one model, which its requests choose."""
+MAX_ADAPTER_BYTES = 8 * 1024 * 1024 * 1024
+"""Bytes of the files of an adapter that is loaded at run time."""
+MAX_ADAPTER_PATHS = 2
+MAX_PATH = 4096
 MAX_REASON = 4096
 MAX_TEXT = 4 * 1024 * 1024
 MAX_TOKENS = 1 << 20
@@ -76,6 +80,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Label = Annotated[str, Meta(max_length=MAX_NAME)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+FilePath = Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Tokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]

@@ -6,9 +6,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from protocol.bounds import (
+    MAX_ADAPTER_PATHS,
+    MAX_ADAPTERS,
     MAX_TOKENS,
     MAX_TOP_LOGPROBS,
     Count,
+    FilePath,
     Label,
     Milliseconds,
     Name,
@@ -173,4 +176,28 @@ class WriteRows(Struct, frozen=True, array_like=True, tag="write", gc=False):
     parts follow one another."""
 
 
-Command = Welcome | Submit | Tokenize | Cancel | Drain | Stop | ReadRows | WriteRows
+class LoadAdapter(Struct, frozen=True, array_like=True, tag="load", gc=False):
+    """Read an adapter, which `Submit.adapter` may name from the answer on, in place of the one that had this number.
+    Only for a worker with `Ready.adapter_places`. The worker answers with one `AdapterChanged`."""
+
+    query: StreamId
+    """The gateway's number of this question."""
+    name: Name
+    """The name of this version of the adapter."""
+    number: Annotated[int, Meta(ge=1, le=MAX_ADAPTERS)]
+    """Its place, up to `Ready.adapter_places`: the same one on all workers of a model."""
+    paths: Annotated[tuple[FilePath, ...], Meta(min_length=1, max_length=MAX_ADAPTER_PATHS)]
+    """Directories that may have its files: the first one whose files have the digest is read."""
+    digest: Name
+    """That of its `protocol.adapter_files`, see `actors.process.file_digest`."""
+
+
+class UnloadAdapter(Struct, frozen=True, array_like=True, tag="unload", gc=False):
+    """Forget an adapter that was loaded by `LoadAdapter`, and that no sequence has any more. One that is not there is
+    forgotten already. The worker answers with one `AdapterChanged`."""
+
+    query: StreamId
+    name: Name
+
+
+Command = Welcome | Submit | Tokenize | Cancel | Drain | Stop | ReadRows | WriteRows | LoadAdapter | UnloadAdapter

@@ -240,6 +240,8 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready", omit_defaults=Tru
     tier: SharedTier = SharedTier()
     adapters: Annotated[tuple[Name, ...], Meta(max_length=MAX_ADAPTERS)] = ()
     """The adapters that `Submit.adapter` may name."""
+    adapter_places: Annotated[int, Meta(ge=0, le=MAX_ADAPTERS)] = 0
+    """Adapters that `LoadAdapter` may load beside them; 0 if it is not to be sent."""
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
@@ -467,6 +469,14 @@ class RowsWritten(Struct, frozen=True, array_like=True, tag="written", omit_defa
     """Why not."""
 
 
+class AdapterChanged(Struct, frozen=True, array_like=True, tag="adapter", omit_defaults=True, gc=False):
+    """The answer to a `LoadAdapter` or an `UnloadAdapter`."""
+
+    query: StreamId
+    text: Reason = ""
+    """Why the adapter was not loaded; empty if it was."""
+
+
 HEARTBEAT_S = 1.0
 """Time without another frame after which a worker sends a `Heartbeat`."""
 SILENT_S = 3 * HEARTBEAT_S
@@ -500,6 +510,7 @@ Event = (
     | Tokenized
     | Rows
     | RowsWritten
+    | AdapterChanged
     | Heartbeat
     | Bye
 )

@@ -222,7 +222,7 @@ def _requests(
     lengths += [randomness.randint(1, min(most, 2 * capabilities.prefill_chunks[0] + 8)) for _ in range(count)]
     lengths = lengths[: max(count, len(lengths) - count)]
     randomness.shuffle(lengths)
-    vocab, adapters = capabilities.vocab_size, len(capabilities.adapters) + 1
+    vocab, adapters = capabilities.vocab_size, capabilities.adapter_numbers + 1
     return [
         EngineRequest(
             stream,

@@ -63,6 +63,8 @@ class LoadOptions:
     """The names and directories of LoRA adapters that requests choose."""
     max_lora_rank: int = MAX_LORA_RANK
     """The highest rank that one of them may have."""
+    runtime_loras: int = 0
+    """Adapters that may be loaded beside them at run time, for which room is left."""
     embeddings: bool = False
     """Prompts may have rows of embeddings in place of tokens."""
     vision: bool = True

@@ -23,6 +23,7 @@ from protocol.codec import decode_event
 from protocol.commands import Command, Drain, Stop, Welcome
 from protocol.errors import ByeReason, ProtocolError
 from protocol.events import (
+    AdapterChanged,
     Bye,
     Event,
     Failed,
@@ -41,7 +42,7 @@ EXIT_LAG_S = 1.0
 """Maximum time between the exit of a process and the end of its link. The exit tells who ended it; the link may still
 bring frames."""
 _ENDED_BY_OTHERS = frozenset({ByeReason.STOPPED, ByeReason.KILLED})
-_FOR_WATCHERS = (Step, Heartbeat, PromptLogprobs, Finished, Failed, Tokenized, Rows, RowsWritten)
+_FOR_WATCHERS = (Step, Heartbeat, PromptLogprobs, Finished, Failed, Tokenized, Rows, RowsWritten, AdapterChanged)
 """Events that go on to the watchers."""
 LEFT = msg.Loss("stopped", Origin.OUTSIDE, asked=True)
 

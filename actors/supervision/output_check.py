@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from actors.supervision.asked_sequence import AskedSequence, PeerLied
-from protocol.commands import Cancel, Command, ReadRows, Submit, Tokenize, WriteRows
+from protocol.commands import Cancel, Command, LoadAdapter, ReadRows, Submit, Tokenize, UnloadAdapter, WriteRows
 from protocol.errors import ErrorCode
 from protocol.events import (
+    AdapterChanged,
     Event,
     Failed,
     Finished,
@@ -34,7 +35,7 @@ class OutputCheck:
         self._slots = self._context = 0
         self._open: dict[int, AskedSequence] = {}
         self._row_bytes = 0
-        self._queries: dict[int, Tokenize | ReadRows | WriteRows] = {}
+        self._queries: dict[int, Tokenize | ReadRows | WriteRows | LoadAdapter | UnloadAdapter] = {}
         self._cancelled: dict[int, float] = {}
         """Open sequences with a `Cancel` on its way, by its time."""
         self._complete: dict[int, float] = {}
@@ -47,7 +48,7 @@ class OutputCheck:
         for command in commands:
             if isinstance(command, Submit):
                 self._open[command.stream] = AskedSequence(command, self._context)
-            elif isinstance(command, Tokenize | ReadRows | WriteRows):
+            elif isinstance(command, Tokenize | ReadRows | WriteRows | LoadAdapter | UnloadAdapter):
                 self._queries[command.query] = command
             elif isinstance(command, Cancel) and command.stream in self._open:
                 self._cancelled.setdefault(command.stream, now)
@@ -82,6 +83,9 @@ class OutputCheck:
                 self._check_rows(event)
             case RowsWritten():
                 self._check_written(event)
+            case AdapterChanged(query=query):
+                if not isinstance(self._queries.pop(query, None), LoadAdapter | UnloadAdapter):
+                    raise PeerLied(f"query {query} did not ask it to change an adapter")
 
     def overdue(self, now: float, hang_s: float) -> str | None:
         """Describe an end that has not come in time, or return None."""

@@ -12,6 +12,7 @@ from protocol.commands import Cancel, Command, Submit
 from protocol.errors import ErrorCode
 from protocol.events import (
     SILENT_S,
+    AdapterChanged,
     Bye,
     Event,
     Failed,
@@ -120,7 +121,7 @@ class ProtocolState:
                 if isinstance(event, Failed) and event.code is not ErrorCode.DEADLINE:
                     # Progress without a step: many refused prompts take long. A deadline passes by itself.
                     self._progress(now)
-            case Tokenized() | PromptLogprobs() | Rows() | RowsWritten():
+            case Tokenized() | PromptLogprobs() | Rows() | RowsWritten() | AdapterChanged():
                 self._expect(event, self.ready is not None)
             case Bye():
                 self.bye = event

@@ -69,7 +69,8 @@ class WorkerStatus(Struct, frozen=True):
 
 
 class WorkerEvent(Struct, frozen=True):
-    """A `Step`, `Heartbeat`, `PromptLogprobs`, `Finished`, `Failed`, `Tokenized`, `Rows` or `RowsWritten` arrived."""
+    """A `Step`, `Heartbeat`, `PromptLogprobs`, `Finished`, `Failed`, `Tokenized`, `Rows`, `RowsWritten` or
+    `AdapterChanged` arrived."""
 
     worker: str
     incarnation: int

@@ -46,11 +46,12 @@ LEAST = 0.9
 """The share of tokens that must agree: a difference in the last bits changes a token where two are as likely."""
 LAYERS = 4
 """Layers of a checkpoint. The last attends in every hybrid family, and has no window where every fourth lacks it."""
-UNKNOWN = ("falcon", "glm", "gpt_oss", "helium", "mimo", "ministral", "nemotron_h", "phi3", "phimoe", "stablelm")
+UNKNOWN = ("falcon", "glm", "helium", "mimo", "ministral", "nemotron_h", "phi3", "phimoe", "stablelm")
 """Families that cannot be compared: llama.cpp does not have them, or its converter fails on their test checkpoints, or
-their files need a tokenizer of another kind, or Baton does not read them. gpt-oss has other tokens in llama.cpp, which
-moves the ends of YaRN's ramp to whole lanes; whether that is all is not known. Its converter takes every Nemotron-H for
-a mixture of experts beside transformers 5. DeepSeek V2 is compared without groups of experts: llama.cpp chooses groups
+their files need a tokenizer of another kind, or Baton does not read them. Its converter takes every Nemotron-H for a
+mixture of experts beside transformers 5. gpt-oss is compared without YaRN's factor: with it, it has other tokens in
+llama.cpp, which moves the ends of YaRN's ramp to whole lanes, as the model was not trained; a checkpoint with such ends
+has the tokens of llama.cpp. DeepSeek V2 is compared without groups of experts: llama.cpp chooses groups
 as V3 does, by two experts of each."""
 DELTA = {"linear_value_head_dim": 32, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}
 """A gated delta network as llama.cpp expects it: keys are as wide as values, and every fourth layer attends."""
@@ -65,6 +66,14 @@ SECTIONS = {
     },
 }
 """Positions in sections, of the width of the test checkpoints."""
+WITHOUT_FACTOR = {
+    "rope_type": "yarn",
+    "factor": 1.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 512,
+    "truncate": False,
+}
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "cohere": {"fields": {"use_qk_norm": False}},
     "deepseek_v2": {"tied": False, "fields": {"q_lora_rank": 48, "topk_method": "greedy", "n_group": 1}},
@@ -74,6 +83,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "exaone4": {"fields": {"sliding_window": None, "layer_types": ["full_attention"] * LAYERS}},
     "glm4_moe": {"tied": False, "fields": {"num_nextn_predict_layers": 0}},
     "gpt_neox": {"tied": False, "kv_heads": 4},
+    "gpt_oss": {"tied": False, "fields": {"rope_scaling": WITHOUT_FACTOR}},
     "granitemoehybrid": {"fields": {"intermediate_size": 96}},
     "lfm2_moe": {"fields": {"routed_scaling_factor": 1.0}},
     "minicpm3": {"fields": MINICPM3 | {"v_head_dim": 16}},

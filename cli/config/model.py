@@ -95,6 +95,7 @@ def worker_spec(
         lora_modules=named_adapters(settings.lora_modules),
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank,
+        runtime_lora=bool(settings.lora_dirs),
         sparse_prefill=settings.sparse_prefill,
         sparse_prefill_tokens=settings.sparse_prefill_tokens,
         sparse_prefill_keep=settings.sparse_prefill_keep,

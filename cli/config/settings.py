@@ -428,6 +428,7 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, LoraSettings, 
         "join",
         "server_key",
         "lora_modules",
+        "lora_dirs",
         mode="before",
     )
     @classmethod

@@ -33,6 +33,8 @@ def show_models(models: list[dict[str, Any]]) -> None:
             console.print(f"{draft} drafts tokens for {model['id']}", markup=False, soft_wrap=True)
         if adapter := model.get("adapter"):
             console.print(f"the adapter {adapter} is applied to {model['id']}", markup=False, soft_wrap=True)
+        if adapters := model.get("adapters"):
+            console.print(f"adapters of {model['id']}: {', '.join(adapters)}", markup=False, soft_wrap=True)
         if problem := model.get("problem"):
             console.print(f"{model['id']} could not be loaded: {problem}", markup=False, soft_wrap=True)
 

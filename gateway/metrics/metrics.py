@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import Metric, Sample
 
+from gateway.metrics.adapter_collector import AdapterCollector, AdapterSamples
 from gateway.metrics.front_collector import FrontCollector
 from gateway.metrics.histogram import Histogram
 from gateway.metrics.key_collector import KeyCollector, KeyUse
@@ -38,6 +39,8 @@ class Metrics:
         self._ended = Counter("baton_sequences_ended", "Ends by outcome", [*LABELS, "outcome"], registry=self._registry)
         if names == "vllm":
             self._registry.register(VllmCollector(samples, waiting, self._observed, self._ended))
+        self._loaded = AdapterCollector(vllm=names == "vllm")
+        self._registry.register(self._loaded)
         ProcessCollector(registry=self._registry)  # of the gateway's process, on Linux
         self._limits_shared = Gauge(
             "baton_limits_shared", "Limits of API keys hold for all gateways", registry=self._registry
@@ -187,6 +190,10 @@ class Metrics:
     def watch_limits(self, shared: Callable[[], bool]) -> None:
         """Set the function that returns whether limits of keys hold for all gateways; it is called at every scrape."""
         self._limits_shared.set_function(lambda: float(shared()))
+
+    def watch_adapters(self, samples: AdapterSamples) -> None:
+        """Set the function that returns the adapters of models, which is called at every scrape."""
+        self._loaded.samples = samples
 
     def watch_records(self, count: Callable[[], float]) -> None:
         """Set the function that counts the streams that another gateway can continue; it is called at every scrape."""

@@ -1,7 +1,7 @@
 """The same figures under vLLM's names (vllm/v1/metrics/loggers.py), for what was made for vLLM.
 
-Dashboards, benchmarks and the endpoint picker of llm-d query these names. Of vLLM's series some are left out, such as
-those of LoRA adapters.
+Dashboards, benchmarks and the endpoint picker of llm-d query these names. Of vLLM's series some are left out;
+`gateway.metrics.adapter_collector` has that of LoRA adapters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -44,6 +44,8 @@ class ModelDescription(Struct, frozen=True, forbid_unknown_fields=True):
     """By what `slots` are fewer than the settings have; null if they are not."""
     adapter: str | None
     """The LoRA adapter that is applied to it, by the name of its directory; null if there is none."""
+    adapters: tuple[str, ...]
+    """The LoRA adapters that its requests may name."""
 
 
 def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
@@ -72,6 +74,7 @@ def describe(pool: WorkerPool, name: str, now: float) -> ModelDescription:
         slots=min((hello.slots for hello in hellos), default=None),
         slots_bound=next((hello.slots_bound for hello in hellos if hello.slots_bound), None),
         adapter=next((hello.adapter for hello in hellos if hello.adapter), None),
+        adapters=pool.adapters(name),
     )
 
 

@@ -33,6 +33,7 @@ from gateway.generation.tenant import tenant_of
 from gateway.key_weights import client_name, key_of_client
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.samples import Observed
+from gateway.routing.adapters.loads import AdapterLoads
 from gateway.routing.admission.terms import AdmissionTerms, prompt_tokens
 from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.circuit_breaker import Breaker
@@ -52,7 +53,7 @@ from gateway.routing.worker_pool import WorkerPool
 from gateway.settings import GatewaySettings
 from protocol.commands import Submit, adapted_tenant
 from protocol.errors import ErrorCode
-from protocol.events import Capabilities, Event, Rows, RowsWritten, Tokenized
+from protocol.events import AdapterChanged, Capabilities, Event, Rows, RowsWritten, Tokenized
 from protocol.scheduling import PriorityClass, Urgency
 
 DEADLINE_MARGIN_S = 2.0
@@ -101,6 +102,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         self._placement = Placement(settings, self.pool, self.metrics, self._fail, class_weight)
         self._transfers = RowTransfers(self.pool, self._placement, self.metrics)
         self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail, self._transfers.begun)
+        self.adapters = AdapterLoads(self.pool, self._placement.live, self.model_changed, self._fail)
+        self.metrics.watch_adapters(self.adapters.samples)
         self._queries = PromptQueries(self.pool, self._placement, self._error, settings.worker_wait_s)
 
     def add(self, worker: WorkerRef, name: str, model: str, role: Role = Role.ACTIVE) -> None:
@@ -119,6 +122,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         self.pool.remove(worker)
         self._transfers.lost(handle)
         self._placement.routing.forget(handle)
+        self.adapters.lost(handle)
         self.metrics.forget(worker)
 
     # Requests of clients.
@@ -161,12 +165,15 @@ class Router(Actor[WorkerNotice | Terminated]):
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
         group.adapter = request.adapter
 
+        version = self.pool.runtime.version(request.adapter)
+        adapter = request.adapter if version is None else version.wire
+
         def tenant(salt: str) -> str:
-            return adapted_tenant(tenant_of(key, salt, checked=checked, fairness_id=fairness_id), request.adapter)
+            return adapted_tenant(tenant_of(key, salt, checked=checked, fairness_id=fairness_id), adapter)
 
         try:
             client = client_name(client, fairness_id)
-            group.sequences = sequences = self._sequences(group, request, tenant, limits, client)
+            group.sequences = sequences = self._sequences(group, request, tenant, adapter, limits, client)
             at_once = self._at_once(request)
             group.later.extend(sequences[at_once:])
             group.advance = partial(self._admit_later, limits.queue_s)
@@ -193,10 +200,12 @@ class Router(Actor[WorkerNotice | Terminated]):
         group: RequestGroup,
         request: GenerationRequest,
         tenant: Callable[[str], str],
+        adapter: str,
         limits: RequestTimeLimits,
         client: str,
     ) -> list[LiveSequence]:
-        """Make the sequences of a request. `tenant` returns that of a `cache_salt`."""
+        """Make the sequences of a request. `tenant` returns that of a `cache_salt`; `adapter` is its name on
+        workers."""
         now, per_prompt = self._clock(), request.output.per_prompt
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
@@ -206,7 +215,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         return [
             LiveSequence(
                 replace(
-                    self._submit(group, each, tenant(each.cache_salt), request.adapter, limits),
+                    self._submit(group, each, tenant(each.cache_salt), adapter, limits),
                     priority_class=priority_class,
                     priority=request.priority,
                 ),
@@ -388,6 +397,8 @@ class Router(Actor[WorkerNotice | Terminated]):
             self._queries.answered(event)
         elif isinstance(event, Rows | RowsWritten):
             self._transfers.take(handle, event)
+        elif isinstance(event, AdapterChanged):
+            self.adapters.take(handle, event)
         else:
             self._delivery.take(handle, event)
 
@@ -398,12 +409,14 @@ class Router(Actor[WorkerNotice | Terminated]):
             handle.forget()
             self._queries.lost(handle.name)
             self._transfers.lost(handle)
+            self.adapters.lost(handle)
             self._placement.lose(handle, Cause.DIED, f"worker {handle.name} was replaced")
             handle.incarnation = status.incarnation
             handle.breaker = Breaker()
         handle.steps_failed = status.gauges.steps_failed
         handle.refresh(status)
         self._placement.routing.described(handle)
+        self.adapters.changed(handle)
         self.pool.promote(handle.model)
         self._placement.serve(handle.model)
         self._queries.model_changed()
@@ -420,6 +433,7 @@ class Router(Actor[WorkerNotice | Terminated]):
             handle.forget()
             self._queries.lost(handle.name)
             self._transfers.lost(handle)
+            self.adapters.lost(handle)
             reason = f"worker {lost.worker} was lost: {lost.reason}"
             self._placement.lose(handle, Cause.LEFT if lost.asked else cause, reason)
 

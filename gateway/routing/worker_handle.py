@@ -10,6 +10,7 @@ from actors.supervision.worker_actor import WorkerRef
 from gateway.body_budget import HeldBody
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.samples import Observed, WorkerSample
+from gateway.routing.adapters.registry import is_version
 from gateway.routing.circuit_breaker import Breaker, Circuit
 from gateway.routing.counters import Counters
 from gateway.routing.failure import FailureId
@@ -77,6 +78,9 @@ class WorkerHandle:
         """Those that the worker had when it was ready last; None before."""
         self.adapters: tuple[str, ...] = ()
         """Those that its requests may name, likewise."""
+        self.loaded_adapters: set[str] = set()
+        """Those that this incarnation has loaded at run time, by their names on workers. Changed by `AdapterLoads`
+        alone."""
         self.prefix_digests: Callable[[], int] = lambda: 0
         """Counts the digests of prefixes that it holds. Set by `PrefixRouting`."""
         self.prefixes = (0, 0)
@@ -146,6 +150,10 @@ class WorkerHandle:
         """The sequences that it may have: one for each slot, and some for the slots that become free next. The others
         wait in the queue, where their order can still change."""
         return min(self._most, self.slots + ahead(self.slots))
+
+    def has_adapter(self, adapter: str) -> bool:
+        """It can compute sequences with this adapter, or without one."""
+        return adapter in self.loaded_adapters or not is_version(adapter)
 
     def close(self) -> None:
         """This incarnation gets no more requests."""

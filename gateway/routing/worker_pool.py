@@ -7,6 +7,7 @@ import structlog
 
 from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailable
 from gateway.metrics.samples import WorkerSample
+from gateway.routing.adapters.registry import AdapterRegistry
 from gateway.routing.circuit_breaker import Circuit
 from gateway.routing.model_catalog import ModelCatalog
 from gateway.routing.placement.load_order import LoadOrder, Rank, rank
@@ -37,6 +38,8 @@ class WorkerPool:
         self._orders: dict[str, LoadOrder] = {}
         """Those of each model."""
         self.catalog = ModelCatalog()
+        self.runtime = AdapterRegistry()
+        """The adapters that were loaded at run time. Changed by `AdapterLoads` alone."""
 
     def __getitem__(self, worker: str) -> WorkerHandle:
         return self._handles[worker]
@@ -74,7 +77,12 @@ class WorkerPool:
         return model in self._orders
 
     def adapters(self, model: str) -> tuple[str, ...]:
-        """The adapters that requests of a model may name: those of the catalog, or of a worker that has loaded it."""
+        """The adapters that requests of a model may name: those of the catalog, or of a worker that has loaded it, and
+        those that were loaded at run time."""
+        return (*self.fixed_adapters(model), *self.runtime.names(model))
+
+    def fixed_adapters(self, model: str) -> tuple[str, ...]:
+        """Those of them that were loaded with the model."""
         known = self.catalog.adapters(model)
         return known or next((each.adapters for each in self._orders.get(model, ()) if each.adapters), ())
 
@@ -82,6 +90,8 @@ class WorkerPool:
         """The model that has an adapter; None if none does, and for the name of a model."""
         if (known := self.catalog.parent(adapter)) is not None:
             return known
+        if (loaded := self.runtime.version(adapter)) is not None:
+            return loaded.model
         if self.has(adapter) or self.catalog.canonical(adapter) != adapter:
             return None
         return next((model for model in self._orders if adapter in self.adapters(model)), None)

@@ -19,6 +19,7 @@ from cli.config.panels.field import PANELS
 from cli.config.settings import Settings, flag, of_panels
 from cli.config.sources import load
 from cli.main import app
+from gateway.admin.adapter_routes import LoadLoraAdapter, UnloadLoraAdapter
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder
@@ -226,9 +227,11 @@ def test_every_python_example_compiles(page: Path) -> None:
 BODIES = {
     "/v1/chat/completions": ChatBody,
     "/v1/embeddings": EmbeddingsBody,
+    "/v1/load_lora_adapter": LoadLoraAdapter,
     "/v1/rerank": RerankBody,
     "/v1/responses": ResponsesBody,
     "/v1/score": ScoreBody,
+    "/v1/unload_lora_adapter": UnloadLoraAdapter,
 }
 """The bodies of the paths to which the pages send requests by curl."""
 
@@ -248,7 +251,9 @@ def test_the_bodies_of_the_curl_examples_are_accepted(page: str) -> None:
     examples = curl_examples(ROOT / page)
     assert examples
     for path, body in examples:
-        assert json_decode(body, type=BODIES[path]).model in {"baton-tiny", "sql"}
+        decoded = json_decode(body, type=BODIES[path])
+        named = decoded.lora_name if isinstance(decoded, LoadLoraAdapter | UnloadLoraAdapter) else decoded.model
+        assert named in {"baton-tiny", "sql"}
         if path == "/v1/chat/completions":
             RequestDecoder(GatewaySettings()).chat(body.encode())
 

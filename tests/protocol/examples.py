@@ -8,9 +8,22 @@ from pathlib import Path
 
 from protocol.bounds import PROTOCOL_VERSION
 from protocol.codec import encode
-from protocol.commands import Cancel, Command, Drain, ReadRows, Stop, Submit, Tokenize, Welcome, WriteRows
+from protocol.commands import (
+    Cancel,
+    Command,
+    Drain,
+    LoadAdapter,
+    ReadRows,
+    Stop,
+    Submit,
+    Tokenize,
+    UnloadAdapter,
+    Welcome,
+    WriteRows,
+)
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import (
+    AdapterChanged,
     Bye,
     Capabilities,
     Delta,
@@ -66,6 +79,7 @@ LOGPROBS = Logprobs(
     TokenLogprob(12, -0.25, b" Paris"), (TokenLogprob(12, -0.25, b" Paris"), TokenLogprob(9, -9999.0, b"\xf0\x9f"))
 )
 
+ADAPTER = "00112233445566778899aabbccddeeff"
 COMMANDS: dict[str, Command] = {
     "welcome": Welcome(7),
     "welcome_refused": Welcome(7, "protocol 2 is not spoken here"),
@@ -223,6 +237,10 @@ COMMANDS: dict[str, Command] = {
     "read": ReadRows(10, 1 << 60, 3, 128, 64),
     "write": WriteRows(11, 1 << 60, "team-a", 128, (9906, 13), b"\x00\x01\x02\x03", bytes(range(16))),
     "read_state": ReadRows(10, 1 << 60, 3, 4096, 64, state=True),
+    "load": LoadAdapter(
+        12, "sql@00112233445566778899aabbccddeeff", 3, ("/tmp/a", "/srv/sql"), "00112233445566778899aabb"
+    ),
+    "unload": UnloadAdapter(13, "sql@00112233445566778899aabbccddeeff"),
     "write_state": WriteRows(11, 1 << 60, "team-a", 4096, (), b"\x00\x01\x02\x03", bytes(range(16)), 640),
     "stop": Stop(),
 }
@@ -299,6 +317,8 @@ EVENTS: dict[str, Event] = {
     "rows_state": Rows(10, 640, (), b"\x00\x01\x02\x03", bytes(range(16)), 8192),
     "rows_none": Rows(10),
     "written": RowsWritten(11, 130),
+    "adapter": AdapterChanged(12),
+    "adapter_refused": AdapterChanged(12, "adapter_config.json: r: 128 is more than max_lora_rank, 64"),
     "written_refused": RowsWritten(11, text="3 sequences wait"),
     "beat": Heartbeat(GAUGES),
     "beat_prefixes": Heartbeat(GAUGES, (HeldPrefix(0, 41, (77,)),)),

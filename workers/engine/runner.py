@@ -86,6 +86,13 @@ class RunnerCapabilities:
     together, and a longer sequence is a call of its own."""
     adapters: tuple[str, ...] = ()
     """The names of the adapters that chunks and rows may have, by their numbers from 1 on."""
+    adapter_places: int = 0
+    """The numbers after those that adapters may have which are loaded at run time."""
+
+    @property
+    def adapter_numbers(self) -> int:
+        """The highest number of an adapter."""
+        return len(self.adapters) + self.adapter_places
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -171,8 +178,8 @@ def check_chunks(capabilities: RunnerCapabilities, written: Callable[[int], int]
             raise ValueError(f"start: a slot has {capabilities.context} rows")
         if chunk.position < 0:
             raise ValueError(f"position: {chunk.position} is negative")
-        if not 0 <= chunk.adapter <= len(capabilities.adapters):
-            raise ValueError(f"adapter: {chunk.adapter}, of {len(capabilities.adapters)}")
+        if not 0 <= chunk.adapter <= capabilities.adapter_numbers:
+            raise ValueError(f"adapter: {chunk.adapter}, of {capabilities.adapter_numbers}")
         if chunk.positions is not None and not _are_positions_of(chunk, chunk.positions):
             raise ValueError(f"positions: give {len(chunk.tokens)} in rising order from {chunk.position} on")
 
@@ -195,7 +202,7 @@ def _has_rows_for(capabilities: RunnerCapabilities, chunk: Chunk) -> bool:
 def check_rows(capabilities: RunnerCapabilities, written: Sequence[int], rows: Sequence[DecodeRow]) -> None:
     """Check decode rows like `check_chunks`, but faster. `written` has the number of filled rows of each slot."""
     slots, vocab, context = capabilities.slots, capabilities.vocab_size, capabilities.context
-    adapters = len(capabilities.adapters)
+    adapters = capabilities.adapter_numbers
     if len({row.slot for row in rows}) == len(rows) and all(
         0 <= row.slot < slots
         and 0 <= row.token < vocab

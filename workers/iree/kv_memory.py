@@ -24,10 +24,11 @@ def ring_bytes(plan: GraphPlan) -> int:
 
 
 def needed(plan: GraphPlan, context: int, kv_bytes: int, free: int | None, workers: int) -> Needed:
-    """Return the memory of a plan's weights, those of a vision tower included, of its KV cache when it is as full as it
-    may get, and of its recurrent states and rings."""
+    """Return the memory of a plan's weights, those of a vision tower and of adapters included, of its KV cache when it
+    is as full as it may get, and of its recurrent states and rings."""
     weights = sum(stored.nbytes for stored in plan.weights)
     weights += 0 if plan.tower is None else plan.tower.nbytes
+    weights += 0 if plan.lora is None else plan.lora.nbytes(plan.ops.dtype)
     slots, states = plan.cache.slots, 4 * math.prod(plan.state_shape)
     states += slots * ring_bytes(plan)
     return Needed.of(weights, row_bytes(plan), slots, context, kv_bytes, free, workers, states)

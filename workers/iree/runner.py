@@ -47,7 +47,7 @@ from workers.iree.device.drivers import LOCAL_DRIVERS, choose_device, driver_of
 from workers.iree.graph_registry import GraphRegistry
 from workers.iree.hidden_rows import float_rows
 from workers.iree.kv_memory import host_kv, needed, ring_bytes, row_bytes
-from workers.iree.lora.adapter_parameters import add_adapters
+from workers.iree.lora.adapter_store import AdapterStore, open_adapters
 from workers.iree.lora.lora_plan import ADAPTED
 from workers.iree.lora.row_adapters import RowAdapters, kind_for
 from workers.iree.model.decoder import embedding_scale, rope_frequencies
@@ -74,8 +74,17 @@ vocabulary of 150,000."""
 class IreeRunner:
     """`workers.engine.runner.Runner` on IREE. Owns the device and the cache; used only by the thread that loaded it."""
 
-    def __init__(self, builder: Builder, device: Device, archive: Archive, digest: str, kv_rows: int = 0) -> None:
-        """`digest` is the checkpoint's, of `config_digest`; `kv_rows` as in `RunnerCapabilities`."""
+    def __init__(
+        self,
+        builder: Builder,
+        device: Device,
+        archive: Archive,
+        digest: str,
+        kv_rows: int = 0,
+        adapters: AdapterStore | None = None,
+    ) -> None:
+        """`digest` is the checkpoint's, of `config_digest`; `kv_rows` as in `RunnerCapabilities`; `adapters` are places
+        for those that are loaded at run time."""
         plan, context = builder.plan, builder.recipe.context
         self._plan = plan
         self._cache = plan.cache
@@ -93,6 +102,8 @@ class IreeRunner:
         self._decode_inputs: dict[int, DecodeInputs] = {}
         """By the rows of the graph."""
         self._adapters = RowAdapters(device)
+        self.adapter_slots = adapters
+        """See `workers.engine.adapters.adapter_slots.HoldsAdapters`."""
         self._written = [0] * plan.cache.slots
         self._ahead = [0] * plan.cache.slots
         """The rows that the head for multi-token prediction has filled."""
@@ -142,6 +153,7 @@ class IreeRunner:
             window_bytes=ring_bytes(plan),
             hidden_width=plan.hidden_width,
             adapters=tuple(name for name, _ in builder.recipe.lora_modules),
+            adapter_places=builder.recipe.runtime_loras,
         )
         self._known = SlotStates(self.capabilities)
 
@@ -182,11 +194,11 @@ class IreeRunner:
                 open_weights(path, options.quantize), digest, plan.weights, plan.ops, place, progress
             )
             undo.callback(archive.close)
-            if options.lora_modules:
-                assert isinstance(plan.ops, TiledOps), "checked by the plan"
-                given = (options.lora_modules, options.max_lora_rank)
-                archive.nbytes += add_adapters(archive.index, config, *given, plan.weights, plan.ops)
-            runner = cls(builder, device, archive, digest, kv_rows)
+            store = None
+            if plan.lora is not None:
+                nbytes, store = open_adapters(archive.index, config, options, plan.weights, plan.ops)
+                archive.nbytes += nbytes
+            runner = cls(builder, device, archive, digest, kv_rows, store)
             undo.pop_all()  # the runner owns them from now on
             undo.callback(building.close)
             undo.callback(runner.close)
@@ -699,7 +711,7 @@ class IreeRunner:
         """Return the last input of a graph of `size` rows whose rows may have adapters; none of others."""
         if not kind.startswith(ADAPTED):
             return []
-        return [self._adapters.input(size // self._plan.block, range(len(runs)), runs)]
+        return [self._adapters.input(size // (self._plan.block or size), range(len(runs)), runs)]
 
     def _given_rows(self, runs: Sequence[SlotRun], size: int) -> NDArray[np.float32]:
         """Return the embeddings of the rows without a token, and zeros for the others: float32 [sequences, rows,

@@ -45,6 +45,7 @@ from workers.mlx.given_rows import GivenColumns, GivenRows
 from workers.mlx.hybrid.rollback import rollback_rows
 from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache, RowShape
+from workers.mlx.lora.adapter_store import LinearAdapterStore, adapter_places
 from workers.mlx.lora.row_adapters import StepAdapters, add_row_adapters
 from workers.mlx.modules.parts import cast_parameters
 from workers.mlx.mtp import FILL_ROWS, MlxMtpHead
@@ -98,9 +99,12 @@ class MlxRunner:
         attention: bool = False,
         tower: MlxTower | None = None,
         adapters: StepAdapters | None = None,
+        adapter_slots: LinearAdapterStore | None = None,
     ) -> None:
         self.capabilities = capabilities
         self._adapters = adapters
+        self.adapter_slots = adapter_slots
+        """See `workers.engine.adapters.adapter_slots.HoldsAdapters`."""
         self._model = model
         self._config = config
         self._owner = OwnedDevice(device)
@@ -157,6 +161,8 @@ class MlxRunner:
         vision = open_tower(path, kind) if options.vision else None
         weights = weight_bytes(open_weights(path, quantize), kind, quantize, mtp=config.mtp)
         held = weights + (0 if vision is None else vision.nbytes)
+        places = adapter_places(config, options)
+        held += 0 if places is None else places.nbytes(getattr(mx, kind).size)
         later = max(0, spare_bytes() + options.leaving_bytes - options.reserved_bytes)
         state_bytes = RecurrentStates(config, 1, getattr(mx, kind)).slot_bytes if config.state_layers else 0
         verifies = verifies_drafts(name)
@@ -166,10 +172,13 @@ class MlxRunner:
         needed = Needed.of(held, row_bytes, options.slots, context, options.kv_bytes, later, options.workers, states)
         quantizable = config.quantization is None
         needed.check(free, quantize, quantizable=quantizable, leaving=options.leaving_bytes)
-        step, modules = StepAdapters() if options.lora_modules else None, options.lora_modules
+        step, modules = StepAdapters() if options.lora_modules or places else None, options.lora_modules
+        stores: list[LinearAdapterStore] = []
 
         def added(model: Any) -> None:
-            if step is not None:
+            if places is not None:
+                stores.append(LinearAdapterStore(model, places, step or StepAdapters(), chosen))
+            elif step is not None:
                 add_row_adapters(model, config, modules, options.max_lora_rank, step)
 
         with mx.stream(chosen):
@@ -186,6 +195,8 @@ class MlxRunner:
             if adds_in_order(chosen):
                 transpose_matrices(model)
             evaluate_weights(model, progress)
+            for store in stores:
+                store.load(modules)
             tower = None if vision is None else vision.load(chosen)
         width = config.hidden_size if config.choose_embeddings(options.embeddings) else 0
         if tower is not None:
@@ -218,6 +229,7 @@ class MlxRunner:
                 mtp=config.mtp,
             ),
             adapters=tuple(each for each, _ in modules),
+            adapter_places=options.runtime_loras,
             embedding_width=width,
             state_bytes=state_bytes,
             rollback_rows=rollback,
@@ -233,6 +245,7 @@ class MlxRunner:
             attention=options.attention,
             tower=tower,
             adapters=step,
+            adapter_slots=stores[0] if stores else None,
         )
 
     @property

@@ -24,6 +24,8 @@ _Value = TypeVar("_Value")
 _AWQ_BITS = 4
 CONVERTED_HERE = ("qwen3_next",)
 """Families of which mlx-lm adds one to the weights of norms only where it stacks the experts, too."""
+RENAMED_HERE = ("gpt_neox",)
+"""Families whose modules have other names in mlx-lm, which it gives to tensors when it reads them."""
 SHARED_MLP = (".shared_mlp.", ".mlp.")
 """Part of the names of tensors of Granite 4 without experts, in checkpoints and in mlx-lm."""
 SHARED_APART, SHARED = ("shared_mlp.gate_proj", "shared_mlp.up_proj"), "shared_mlp.input_linear"
@@ -75,6 +77,7 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         groups = groups and {_beside_mlp(name): group for name, group in groups.items()}
     if hasattr(model, "sanitize"):
         tensors = model.sanitize(tensors)
+        groups = model.sanitize(groups) if groups and config.family in RENAMED_HERE else groups
     if quantization is not None:
         _quantize_modules(model, tensors, quantization)
     if groups is not None:

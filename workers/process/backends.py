@@ -271,6 +271,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
         adapter=Path(spec.adapter) if spec.adapter else None,
         lora_modules=tuple((name, Path(path)) for name, path in spec.lora_modules.items()),
         max_lora_rank=spec.max_lora_rank,
+        runtime_loras=spec.runtime_loras,
         embeddings=spec.embeddings,
         vision=spec.vision,
         attention=spec.attention,
@@ -383,6 +384,7 @@ def _load_scripted(spec: WorkerSpec, progress: Progress) -> Runner:
         hidden_width=SCRIPTED_WIDTH,
         bidirectional=spec.scripted.pooling != "vectors",
         adapters=tuple(spec.lora_modules),
+        adapter_places=spec.runtime_loras,
     )
 
 

@@ -16,6 +16,7 @@ from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.engine.transfer.row_exchange import RowsAnswer
 from workers.errors import LoadRefused
 from workers.load_options import Progress
+from workers.process.adapters.change import AdapterChange, AppliedChange
 from workers.process.loading import Loaded
 from workers.process.output_processor import EngineOutput
 
@@ -33,7 +34,7 @@ class RemoveSequence:
     finish: bool = False
 
 
-EngineInput = EngineRequest | RemoveSequence | ReadRows | WriteRows
+EngineInput = EngineRequest | RemoveSequence | ReadRows | WriteRows | AdapterChange
 
 
 class EngineListener(Protocol):
@@ -145,6 +146,7 @@ class EngineThread:
         ends: list[SequenceEnd] = []
         failures: list[SequenceFailure] = []
         answers: list[RowsAnswer] = []
+        changes: list[AppliedChange] = []
         for engine_input in inputs:
             if isinstance(engine_input, EngineRequest):
                 try:
@@ -159,13 +161,17 @@ class EngineThread:
                 answers.append(engine.read_rows(engine_input))
             elif isinstance(engine_input, WriteRows):
                 answers.append(engine.write_rows(engine_input))
+            elif isinstance(engine_input, AdapterChange):
+                changes.append(_applied(engine_input))
             else:
                 end = engine.finish(engine_input.stream) if engine_input.finish else engine.cancel(engine_input.stream)
                 if end is not None:
                     ends.append(end)
         step = None if engine.idle else engine.step()
         retention = engine.take_retention_changes()
-        return EngineOutput(step, tuple(ends), tuple(failures), engine.gauges(), retention, tuple(answers))
+        return EngineOutput(
+            step, tuple(ends), tuple(failures), engine.gauges(), retention, tuple(answers), tuple(changes)
+        )
 
     def _publish(self, output: EngineOutput) -> None:
         with self._changed:
@@ -185,6 +191,15 @@ class EngineThread:
             self._call_soon(callback)
         except RuntimeError:  # the loop is closed: the process is about to exit
             self.stop()
+
+
+def _applied(change: AdapterChange) -> AppliedChange:
+    try:
+        change.apply()
+    except Exception as error:  # noqa: BLE001  the gateway tells the client, and the worker serves on
+        structlog.get_logger().error("adapter_failed", exc_info=error)
+        return AppliedChange(change.query, _sentence(error))
+    return AppliedChange(change.query)
 
 
 def _sentence(error: BaseException) -> str:

@@ -10,7 +10,19 @@ from actors.supervision.worker import WorkerState, WorkerStatus, WorkerUnavailab
 from actors.transport.link import Link, LinkClosed, LinkFull, OnLost, OnMessage
 from protocol.bounds import clip
 from protocol.codec import decode_command, encode
-from protocol.commands import Cancel, Command, Drain, ReadRows, Stop, Submit, Tokenize, Welcome, WriteRows
+from protocol.commands import (
+    Cancel,
+    Command,
+    Drain,
+    LoadAdapter,
+    ReadRows,
+    Stop,
+    Submit,
+    Tokenize,
+    UnloadAdapter,
+    Welcome,
+    WriteRows,
+)
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import Bye, Event, Failed, Heartbeat, Hello, Loading, RowsWritten, Tokenized
 from workers.process.gateways.address import GatewayAddress
@@ -105,7 +117,9 @@ class GatewayLink:
             self.send(status.loading)
         if status.state is WorkerState.READY and status.ready is not None and not self._ready:
             self._ready = True
-            self.send(status.ready)
+            # The numbers of several gateways would be in each other's way.
+            ready = status.ready if self._shared.alone else replace(status.ready, adapter_places=0)
+            self.send(ready)
 
     def worker_lost(self, why: ByeReason, reason: str) -> None:
         """Its process is gone."""
@@ -144,6 +158,8 @@ class GatewayLink:
                 self._shared.ask_rows(self._gateway, command)
             case WriteRows():
                 self._write(command)
+            case LoadAdapter() | UnloadAdapter():
+                self._shared.change_adapters(self._gateway, command)
             case Cancel():
                 self._cancel(command)
             case Drain(grace_ms):

@@ -13,6 +13,7 @@ import structlog
 from protocol.request import Sampling
 from workers.checkpoints.documents import has_tokenizer
 from workers.checkpoints.generation_config import SamplingDefaults, read_sampling_defaults
+from workers.engine.adapters.adapter_slots import AdapterSlots, adapter_slots_of
 from workers.engine.engine import BatchEngine
 from workers.engine.finite_check import PROBE_TOKEN, NonFiniteModel, has_finite_logits
 from workers.engine.prefix_match import PrefixPolicy
@@ -78,6 +79,8 @@ class Loaded:
     """Prepares images; None for a model without a vision tower."""
     pooling: ServedPooling = NO_POOLING
     """Vectors and scores that the model makes of texts."""
+    adapter_slots: AdapterSlots | None = None
+    """Places for adapters that are loaded at run time; None without any."""
 
 
 def load(spec: WorkerSpec, progress: Progress) -> Loaded:
@@ -159,6 +162,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
         spec.sparse,
         images,
         _pooling(spec, runner.capabilities),
+        adapter_slots_of(runner),
     )
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
-from protocol.commands import ReadRows, Submit, Tokenize, WriteRows
+from protocol.commands import LoadAdapter, ReadRows, Submit, Tokenize, UnloadAdapter, WriteRows
 from protocol.errors import ErrorCode, ProtocolError
-from protocol.events import Event, Failed, Gauges, Heartbeat, Tokenized
+from protocol.events import AdapterChanged, Event, Failed, Gauges, Heartbeat, Tokenized
 from workers.engine.transfer.row_frames import refusal, rows_frame
+from workers.process.adapters.change import AdapterChange
+from workers.process.adapters.runtime_adapters import RuntimeAdapters
 from workers.process.engine_thread import EngineInput, RemoveSequence
 from workers.process.loading import Loaded
 from workers.process.output_processor import EngineOutput, OutputProcessor, SubmitResult
@@ -71,6 +73,14 @@ class OpenRequests:
         )
         self._queue = TokenizeQueue(self._output, loop.time, self._admitted, self._answered)
         self._timer: asyncio.TimerHandle | None = None
+        self._adapters = RuntimeAdapters(
+            loaded.adapter_slots,
+            self._output.adapters,
+            loaded.engine.capabilities.adapter_places,
+            self._change,
+            self._changed,
+            log,
+        )
 
     @property
     def live(self) -> int:
@@ -110,6 +120,10 @@ class OpenRequests:
         else:
             effects.frames.append(refused)
 
+    def change_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Take a change of the adapters, which is answered later."""
+        self._adapters.take(command)
+
     def cancel(self, stream: int, effects: Effects) -> None:
         """End a request. An unknown stream is ignored."""
         if self._output.is_live(stream):
@@ -128,6 +142,7 @@ class OpenRequests:
             for stream, error in processed.text_errors.items():
                 self._log.error("text_failed", stream=stream, exc_info=error)
                 effects.inputs.append(RemoveSequence(stream))
+            self._adapters.applied(output.changes)
             self._gauges = output.gauges
             if output.step is None:  # no `Step` carries the gauges, and none may follow
                 effects.frames.append(Heartbeat(self._output.with_reached(output.gauges), processed.prefixes))
@@ -159,12 +174,22 @@ class OpenRequests:
         """Build queued prompts until cancelled."""
         await self._queue.run()
 
+    async def run_changes(self) -> None:
+        """Load and unload adapters until cancelled."""
+        await self._adapters.run()
+
     def _admitted(self, result: SubmitResult) -> None:
         effects = Effects()
         effects.add(result)
         self._on_admission(effects)
 
     def _answered(self, answer: Tokenized) -> None:
+        self._on_admission(Effects(frames=[answer]))
+
+    def _change(self, change: AdapterChange) -> None:
+        self._on_admission(Effects([change]))
+
+    def _changed(self, answer: AdapterChanged) -> None:
         self._on_admission(Effects(frames=[answer]))
 
     def _expire(self) -> None:

@@ -40,6 +40,7 @@ from workers.load_options import SparseSettings
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats
 from workers.output_formats.parser import OutputParser
 from workers.pooling.served_pooling import NO_POOLING, ServedPooling
+from workers.process.adapters.change import AppliedChange
 from workers.process.logprob_labels import LogprobLabels
 from workers.process.open_sequence import OpenSequence
 from workers.process.prompts.allowed_tokens import FIELD as ALLOWED_FIELD
@@ -74,6 +75,8 @@ class EngineOutput:
     """Changes of the rows that are retained for reuse."""
     rows: tuple[RowsAnswer, ...] = ()
     """Answers to `ReadRows` and `WriteRows`."""
+    changes: tuple[AppliedChange, ...] = ()
+    """Changes of adapters that have taken effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,8 @@ class OutputProcessor:
             tokenizer, context, eos_ids, grammars, formats, vocab_size, sparse, images, pooling
         )
         self._sampling_defaults = sampling_defaults or {}
-        self._adapters = {name: number for number, name in enumerate(adapters, 1)}
+        self.adapters = {name: number for number, name in enumerate(adapters, 1)}
+        """The numbers of adapters that requests may name. Changed by `RuntimeAdapters` as well."""
         self._max_live = max_live
         self._clock = clock
         self._live: dict[int, OpenSequence] = {}
@@ -205,7 +209,7 @@ class OutputProcessor:
             if isinstance(prompt, TokenizedPrompt):
                 constraint = build_or_error(partial(self.build_constraint, prompt), submit)
         self._reached = max(self._reached, stream)
-        if submit.adapter and (refused := adapter_refusal(submit, self._adapters)):
+        if submit.adapter and (refused := adapter_refusal(submit, self.adapters)):
             return _refused(stream, ErrorCode.INVALID, refused, "model")
         for built in (prompt, constraint):
             if isinstance(built, PromptRefused):
@@ -263,7 +267,7 @@ class OutputProcessor:
             example=prompt.example,
             images=prompt.images,
             pooled=prompt.pooled,
-            adapter=self._adapters.get(submit.adapter, 0),
+            adapter=self.adapters.get(submit.adapter, 0),
         )
         return SubmitResult(request, None)
 

@@ -16,10 +16,23 @@ from msgspec.structs import replace
 from actors.transport.link import LinkClosed
 from protocol.bounds import MAX_MILLISECONDS, MAX_NAME, clip
 from protocol.codec import decode_command, encode
-from protocol.commands import Cancel, Command, Drain, ReadRows, Stop, Submit, Tokenize, Welcome, WriteRows
+from protocol.commands import (
+    Cancel,
+    Command,
+    Drain,
+    LoadAdapter,
+    ReadRows,
+    Stop,
+    Submit,
+    Tokenize,
+    UnloadAdapter,
+    Welcome,
+    WriteRows,
+)
 from protocol.errors import ByeReason, ErrorCode, ProtocolError
 from protocol.events import (
     HEARTBEAT_S,
+    AdapterChanged,
     Bye,
     Capabilities,
     Event,
@@ -99,6 +112,7 @@ class WorkerService:
             tasks.start_soon(self._send_hello)
             tasks.start_soon(self._outbox.run)
             tasks.start_soon(self._build_prompts)
+            tasks.start_soon(self._change_adapters)
             tasks.start_soon(self._send_heartbeats)
             await self._left.wait()
             tasks.cancel_scope.cancel()
@@ -177,6 +191,7 @@ class WorkerService:
             row_bytes=loaded.engine.capabilities.row_bytes,
             tier=loaded.engine.shared_tier,
             adapters=loaded.engine.capabilities.adapters,
+            adapter_places=loaded.engine.capabilities.adapter_places,
         )
         self._outbox.send_nowait([ready])
         # The gateway logs `worker_ready` at level info.
@@ -226,6 +241,11 @@ class WorkerService:
             await self._requests.run()
         except Exception as error:  # noqa: BLE001  as for a callback: clients are notified only if the worker exits
             self._on_internal_error(self._loop, {"message": "the tokenize queue failed", "exception": error})
+
+    async def _change_adapters(self) -> None:
+        await self._loaded.wait()
+        assert self._requests is not None
+        await self._requests.run_changes()
 
     async def _send_heartbeats(self) -> None:
         await self._welcomed.wait()
@@ -294,6 +314,10 @@ class WorkerService:
                 self._requests.read_rows(command, effects)
             case WriteRows() if self._requests is not None:
                 self._requests.write_rows(command, effects)
+            case LoadAdapter(query) | UnloadAdapter(query) if self._requests is None:
+                effects.frames.append(AdapterChanged(query, "the worker has not loaded its model yet"))
+            case LoadAdapter() | UnloadAdapter() if self._requests is not None:
+                self._requests.change_adapters(command)
             case Drain(grace_ms):
                 self._drain(grace_ms / 1000)
             case Stop():

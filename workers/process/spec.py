@@ -87,6 +87,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The highest rank that one of them may have."""
     max_loras: Annotated[int, Meta(ge=1, le=MAX_ADAPTERS)] = 8
     """The most of them."""
+    runtime_lora: bool = False
+    """More of them may be loaded at run time, up to `max_loras` in all."""
     sparse_prefill: bool = False
     """Requests may ask that only a part of their prompt is computed, which the draft model chooses."""
     sparse_prefill_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
@@ -145,6 +147,11 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     scripted: ScriptedSpec = ScriptedSpec()
     faults: tuple[Fault, ...] = ()
     """Planned faults, for tests; empty in production."""
+
+    @property
+    def runtime_loras(self) -> int:
+        """Adapters that may be loaded at run time, beside those that are loaded with the model."""
+        return max(0, self.max_loras - len(self.lora_modules)) if self.runtime_lora else 0
 
     @property
     def sparse(self) -> SparseSettings | None:

@@ -34,6 +34,7 @@ from workers.engine.runner import (
 from workers.engine.slot_states import SlotStates
 from workers.sampling.logprobs import RowLogprobs, report_rows
 from workers.sampling.sample_spec import LogitEdits, SampleSpec, with_masks
+from workers.scripted.adapters import ScriptedAdapterSlots
 from workers.scripted.images import ScriptedVision
 
 BYTES_VOCAB = 257
@@ -93,6 +94,7 @@ class ScriptedRunner:
         hidden_width: int = 0,
         bidirectional: bool = False,
         adapters: Sequence[str] = (),
+        adapter_places: int = 0,
         alphabet: Sequence[int] = ALPHABET,
         tokens_per_second: float = 0.0,
         prefill_tokens_per_second: float = 0.0,
@@ -120,7 +122,10 @@ class ScriptedRunner:
             hidden_width=hidden_width,
             bidirectional=bidirectional,
             adapters=tuple(adapters),
+            adapter_places=adapter_places,
         )
+        self._seeds: dict[int, int] = {}
+        """Parts of the hash of rows, by the numbers of adapters that were loaded at run time."""
         self._sparse = sparse
         self._mrope = mrope
         self._vision = ScriptedVision(part_seconds=image_part_seconds, sleep=sleep) if images else None
@@ -155,6 +160,11 @@ class ScriptedRunner:
     def draft_head(self) -> DraftHead | None:
         """None."""
         return None
+
+    @property
+    def adapter_slots(self) -> ScriptedAdapterSlots | None:
+        """See `workers.engine.adapters.adapter_slots.HoldsAdapters`."""
+        return ScriptedAdapterSlots(self._seeds.__setitem__) if self._capabilities.adapter_places else None
 
     @property
     def vision(self) -> ScriptedVision | None:
@@ -478,7 +488,7 @@ class ScriptedRunner:
         return len(self._history[slot]) - 1
 
     def _write(self, slot: int, token: int, position: int, adapter: int = 0) -> None:
-        token += adapter << 32
+        token += self._seeds.get(adapter, adapter) << 32
         before = self._history[slot][-1]
         self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
         if self._capabilities.state_bytes:

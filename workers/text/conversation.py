@@ -19,6 +19,7 @@ from workers.text.message_style import (
     reasoning_keys,
     result_within,
 )
+from workers.text.template_limits.single_calls import single_calls
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -67,6 +68,8 @@ def turns(
     `ArgumentsError`.
     """
     made: list[dict[str, Any]] = []
+    if style.single_calls:
+        messages, values = single_calls(messages, values)
     for message, (role, content, name, reasoning, call_id, calls) in zip(messages, values, strict=True):
         content = _content(content, images, plain=bool(calls) or (style.results_within and bool(call_id)))
         if style.results_within and call_id and made and made[-1].get("tool_calls"):

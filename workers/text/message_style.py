@@ -4,7 +4,7 @@ Published templates differ. Most take the arguments of a call as an object, whic
 a text, which they join to others, and fail with an object. Some fail without a text beside the calls, others write a
 second turn for an empty one. Templates of Mistral models take ids of nine characters only, or no shorter ones. Those of
 Gemma 4 take results within the message of the calls. A few drop calls: GLM-4-0414's takes each as a message with
-`metadata`, and for the others they are written into the text.
+`metadata`, and for the others they are written into the text. That of gpt-oss takes one call a message.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ OBSERVATION = "observation"
 """The role of results where calls are messages of their own."""
 ID_CHARACTERS = 9
 """Length of ids for templates that do not take every id."""
+_SECOND_CALL = "another_call"
 _CALL, _KEY, _VALUE, _RESULT, _TEXT = "sample_call", "sample_key", "sample value", "A result.", "Sample text."
 SAMPLE_TOOLS: tuple[dict[str, Any], ...] = (
     {
@@ -65,6 +66,9 @@ class MessageStyle:
     calls_as_messages: bool = False
     """Each call is a message with the name in `metadata` and the arguments as its content. The role of results is
     `observation`."""
+    single_calls: bool = False
+    """A message has one call, as the template shows the first alone: further ones are messages of their own, each with
+    its result behind it."""
 
 
 def find_style(render: Callable[[Turns], str], write: WriteCalls | None = None) -> MessageStyle | None:
@@ -88,7 +92,13 @@ def find_style(render: Callable[[Turns], str], write: WriteCalls | None = None) 
             best = replace(best, results_within=_takes_results_within(render, best))
             said = _try(render, best, content=_TEXT, reasoning="Reasoning.")
             late = said is not None and -1 < said.rfind(_RESULT) < said.rfind(_TEXT)
-            return replace(best, reasoning_beside_text=said is not None, text_beside_calls=not late)
+            several = _try(render, best, second=True)
+            return replace(
+                best,
+                reasoning_beside_text=said is not None,
+                text_beside_calls=not late,
+                single_calls=several is not None and _shows_call(several) and _SECOND_CALL not in several,
+            )
     if not rendered:
         return MessageStyle()
     return None if write is None else _style_of_dropped_calls(render, write)
@@ -107,14 +117,27 @@ def _takes_results_within(render: Callable[[Turns], str], style: MessageStyle) -
     return prompt is not None and _RESULT in prompt
 
 
-def _try(render: Callable[[Turns], str], style: MessageStyle, *, content: str = "", reasoning: str = "") -> str | None:
-    call_id = "x" * ID_CHARACTERS if style.fixed_ids else "c1"
-    call = {"id": call_id, "type": "function", "function": {"name": _CALL, "arguments": _arguments(style)}}
+def _try(
+    render: Callable[[Turns], str],
+    style: MessageStyle,
+    *,
+    content: str = "",
+    reasoning: str = "",
+    second: bool = False,
+) -> str | None:
+    """Render a sample with a call, and with a `second` one beside it. None if the template fails."""
+    call_id, second_id = ("x" * ID_CHARACTERS, "y" * ID_CHARACTERS) if style.fixed_ids else ("c1", "c2")
+    calls = [(call_id, _CALL, _arguments(style))]
+    if second:
+        calls.append((second_id, _SECOND_CALL, _arguments(style, _SECOND_CALL)))
     calling: dict[str, Any] = {"role": "assistant", "content": content or (None if style.null_content else "")}
     if style.calls_as_messages:
         calling = call_message(_CALL, _arguments(style))
     elif not style.calls_as_text:
-        calling["tool_calls"] = [call]
+        calling["tool_calls"] = [
+            {"id": each, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for each, name, arguments in calls
+        ]
     if reasoning:
         calling |= reasoning_keys(reasoning)
     role = OBSERVATION if style.calls_as_messages else "tool"
@@ -127,8 +150,8 @@ def _try(render: Callable[[Turns], str], style: MessageStyle, *, content: str = 
         return None
 
 
-def _arguments(style: MessageStyle) -> Any:
-    return {_KEY: _VALUE} if style.arguments == "object" else f'{{"{_KEY}": "{_VALUE}"}}'
+def _arguments(style: MessageStyle, value: str = _VALUE) -> Any:
+    return {_KEY: value} if style.arguments == "object" else f'{{"{_KEY}": "{value}"}}'
 
 
 def _shows_call(text: str) -> bool:

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic_settings import NoDecode
 
 from cli.config.errors import CommandFailed
-from cli.config.panels.field import ENGINE, setting
+from cli.config.panels.field import ENGINE, GATEWAY, setting
 from protocol.bounds import MAX_ADAPTERS, MAX_NAME
 from workers.load_options import MAX_LORA_RANK
 
@@ -27,6 +27,13 @@ class LoraSettings(BaseModel):
         "NAME=DIR",
         f"a list of at most {MAX_ADAPTERS} texts NAME=DIR",
         max_length=MAX_ADAPTERS,
+    )
+    lora_dirs: Annotated[tuple[str, ...], NoDecode] = setting(
+        GATEWAY.lora_dirs,
+        ENGINE,
+        "Folder below which requests may load LoRA adapters while the server runs; without it, they may load none. "
+        "Repeatable.",
+        "DIR",
     )
     max_loras: int = setting(
         MAX_LORAS,

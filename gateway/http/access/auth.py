@@ -27,6 +27,8 @@ OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 `/health/ready` also the names of the models and of workers that were given up."""
 PAGE, PAGE_FILES = "/", "/page/"
 """The page and its files. They are the same on every server, and ask for the key that the requests of the page need."""
+LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+"""The routes that change the adapters. They need what a change under `/admin` needs."""
 KEYS_PATH = "/admin/keys"
 """The route with the use of all keys, which needs what a change needs."""
 FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip"})
@@ -105,7 +107,7 @@ class AuthMiddleware:
         if (refusal := self._pages.check(scope, key_headers)) is not None or self._pages.is_preflight(scope):
             return refusal
         # This is the path as the server parsed it, never one rebuilt from the Host header.
-        if scope["path"].startswith("/admin/"):
+        if scope["path"].startswith("/admin/") or scope["path"] in (LOAD_ADAPTER, UNLOAD_ADAPTER):
             return self._check_admin(scope)
         if not self._keys or scope["path"] == PAGE or scope["path"].startswith(PAGE_FILES):
             return None

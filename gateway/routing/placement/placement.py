@@ -102,11 +102,11 @@ class Placement:
         has room or others wait already. They do not wait for sequences that they preempt on a worker. Returns why
         neither is possible, or None."""
         self._preemption.note(sequences[0].terms.urgency)
-        held = self._pool.catalog.held(model)
+        held, adapter = self._pool.catalog.held(model), sequences[0].submit.adapter
         if not held and not self.queue.count(model):
 
             def has_room(handle: WorkerHandle) -> bool:
-                return len(handle.live) + len(sequences) <= handle.room
+                return len(handle.live) + len(sequences) <= handle.room and handle.has_adapter(adapter)
 
             with_room = filter(has_room, self._pool.candidates(model, worst=Rank.FULL))
             if any(self._send(handle, sequences) for handle in self._prefill.order(with_room, sequences[0], has_room)):
@@ -256,7 +256,8 @@ class Placement:
     def has_slot(self, handle: WorkerHandle, sequence: LiveSequence) -> bool:
         """A worker would run this sequence at once."""
         full = handle.full(self._loop.time()) or handle.load >= handle.slots
-        return not full and self._pool.admits(handle) and may_run(sequence, handle.live, handle.slots)
+        may = handle.has_adapter(sequence.submit.adapter) and may_run(sequence, handle.live, handle.slots)
+        return not full and self._pool.admits(handle) and may
 
     def move(self, sequence: LiveSequence, target: WorkerHandle, reason: str) -> bool:
         """Let a running sequence continue on another worker. False, with nothing changed, if that has no slot for
@@ -391,7 +392,8 @@ class Placement:
 
         def may(handle: WorkerHandle) -> bool:
             room = min(handle.room, handle.slots - kept) if kept else handle.room
-            return not handle.full(now) and len(handle.live) < room and may_run(sequence, handle.live, handle.slots)
+            free = not handle.full(now) and len(handle.live) < room and handle.has_adapter(sequence.submit.adapter)
+            return free and may_run(sequence, handle.live, handle.slots)
 
         avoided = None
         candidates = self._pool.candidates(sequence.request.model, worst=Rank.FULL)

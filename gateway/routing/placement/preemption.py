@@ -73,7 +73,7 @@ class Preemption:
     def _preempts(self, sequence: LiveSequence, handle: WorkerHandle, count: int = 1) -> bool:
         """A worker without room would run `count` sequences like this one at once, in place of less urgent ones."""
         now, terms = self._clock(), sequence.terms
-        if handle.full(now) or suspect(sequence):
+        if handle.full(now) or suspect(sequence) or not handle.has_adapter(sequence.submit.adapter):
             return False
         lower = sum(
             may_preempt(terms.urgency, other.terms.urgency, same_client=terms.client == other.terms.client)

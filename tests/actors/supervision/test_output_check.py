@@ -10,9 +10,10 @@ from msgspec import structs
 from actors.supervision.asked_sequence import HELD_BACK, PeerLied
 from actors.supervision.output_check import ANSWER_S, OutputCheck
 from protocol.bounds import MAX_PIECE_BYTES, PROTOCOL_VERSION
-from protocol.commands import Cancel, ReadRows, Submit, Tokenize, WriteRows
+from protocol.commands import Cancel, LoadAdapter, ReadRows, Submit, Tokenize, UnloadAdapter, WriteRows
 from protocol.errors import ErrorCode
 from protocol.events import (
+    AdapterChanged,
     Capabilities,
     Delta,
     Event,
@@ -486,6 +487,15 @@ def test_answers_about_rows_are_taken_once(answer: Rows | RowsWritten) -> None:
         check.check(answer, 0.0)
 
 
+@pytest.mark.parametrize("asked", [LoadAdapter(7, "sql@1", 1, ("/a",), "1"), UnloadAdapter(7, "sql@1")])
+def test_answers_about_adapters_are_taken_once(asked: LoadAdapter | UnloadAdapter) -> None:
+    check = OutputCheck()
+    check.sent([asked], 0.0)
+    check.check(AdapterChanged(7), 0.0)
+    with pytest.raises(PeerLied, match="query 7 did not ask it to change an adapter"):
+        check.check(AdapterChanged(7), 0.0)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -505,8 +515,9 @@ def test_answers_about_rows_are_taken_once(answer: Rows | RowsWritten) -> None:
         Rows(10, held=CONTEXT + 1, rows=bytes(4), state=20),
         RowsWritten(11, 10),
         Tokenized(7, 1),
+        AdapterChanged(7),
     ],
 )
-def test_rows_that_were_not_asked_for_are_a_lie(answer: Rows | RowsWritten | Tokenized) -> None:
+def test_rows_that_were_not_asked_for_are_a_lie(answer: Rows | RowsWritten | Tokenized | AdapterChanged) -> None:
     with pytest.raises(PeerLied, match="query"):
         with_rows().check(answer, 0.0)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -49,15 +50,18 @@ def launch(
     adapter: str = "",
     lora_modules: Sequence[str] = (),
     sparse_prefill_tokens: int = 0,
+    max_loras: int = 0,
+    path: Path | str = "",
     **scripted: Any,
 ) -> WorkerLaunch:
     """A scripted worker; `rate` is its decode steps a second, `program` the module that it runs, `prefix_cache_dir` the
     directory of its prefix tier, and `draft_model` the name of a second scripted model, which drafts for it
-    and, with `sparse_prefill_tokens`, scores prompts of so many tokens."""
+    and, with `sparse_prefill_tokens`, scores prompts of so many tokens. With `max_loras` requests may load adapters.
+    `path` is a checkpoint, for programs that read one."""
     spec = WorkerSpec(
         name=name,
         model_name=model,
-        model_path="",
+        model_path=str(path),
         backend="scripted",
         max_batch_size=slots,
         log_level="warning",
@@ -69,6 +73,8 @@ def launch(
         draft_name=draft_model,
         adapter=adapter,
         lora_modules=dict.fromkeys(lora_modules, ""),
+        runtime_lora=bool(max_loras),
+        max_loras=max_loras or 8,
         sparse_prefill=bool(sparse_prefill_tokens),
         sparse_prefill_tokens=sparse_prefill_tokens,
         scripted=ScriptedSpec(tokens_per_second=rate, drafts=bool(draft_model), **scripted),

@@ -72,10 +72,11 @@ def test_gpt_oss_in_mxfp4_is_the_same_from_a_file(load: Load, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.Q5_1], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("family", ["qwen2", "mixtral", "ernie4_5_moe"])
+@pytest.mark.parametrize("family", ["qwen2", "mixtral", "ernie4_5_moe", "gpt_neox"])
 def test_quantized_weights_are_computed_with_as_they_are(load: Load, tmp_path: Path, family: str, kind: Type) -> None:
     fields = {"moe_intermediate_size": 64} if family == "ernie4_5_moe" else {}
-    plain = make_checkpoint(tmp_path / "model", family, fields=fields)
+    options: dict[str, Any] = {"tied": False, "kv_heads": 4} if family == "gpt_neox" else {}
+    plain = make_checkpoint(tmp_path / "model", family, fields=fields, **options)
     file = make_gguf(plain, tmp_path / "model.gguf", kind)
     weights = open_weights(file)
     write_safetensors(plain / "model.safetensors", {name: weights[name] for name in weights})
@@ -102,7 +103,8 @@ def test_words_are_unpacked_again(bits: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [(name, "llama") for name in sorted(FORMATS)] + [("fp8-blocks", "qwen3_moe"), ("mxfp4", "mixtral")],
+    [(name, "llama") for name in sorted(FORMATS)]
+    + [("fp8-blocks", "qwen3_moe"), ("fp8-channel", "gpt_neox"), ("mxfp4", "mixtral")],
     ids=lambda value: value,
 )
 def test_logits_are_those_of_the_served_weights(load: Load, tmp_path: Path, name: str, family: str) -> None:

@@ -25,7 +25,7 @@ STYLES: dict[str, tuple[str, MessageStyle | None]] = {
     "deepseek-r1": (templates.DEEPSEEK_R1, MessageStyle("text", null_content=True)),
     "deepseek-v3": (templates.DEEPSEEK_V3, TEXT),
     "glm-4.5": (templates.GLM4_5, OBJECT),
-    "gpt-oss": (templates.GPT_OSS, MessageStyle(reasoning_beside_text=False)),
+    "gpt-oss": (templates.GPT_OSS, MessageStyle(reasoning_beside_text=False, single_calls=True)),
     "kimi-k2": (templates.KIMI_K2, OBJECT),
     "gemma4": (templates.GEMMA4, OBJECT),
     "lfm2": (templates.LFM2, OBJECT),
@@ -122,6 +122,8 @@ PROMPTS = {
         "<|start|>user<|message|>Hi<|end|>"
         f"<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{JSON}<|call|>"
         '<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"grey"<|end|>'
+        "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}<|call|>"
+        '<|start|>functions.time to=assistant<|channel|>commentary<|message|>"noon"<|end|>'
     ),
     "kimi-k2": (
         "<|im_user|>user<|im_middle|>Hi<|im_end|><|im_assistant|>assistant<|im_middle|><|tool_calls_section_begin|>"
@@ -142,7 +144,7 @@ PROMPTS = {
         "<|im_start|>tool\n<|tool_response_start|>noon<|tool_response_end|><|im_end|>\n"
     ),
 }
-ONE_CALL = {"llama3", "gpt-oss"}
+ONE_CALL = {"llama3"}
 NINE = (
     ASKED,
     Message("assistant", "", tool_calls=(ToolCall("AbC123xyz", "weather", FIRST),)),

@@ -79,7 +79,7 @@ def read_adapters(modules: Sequence[tuple[str, Path]], max_rank: int) -> list[Ad
 def adapter_stacks(config: ModelConfig, adapters: Sequence[AdapterWeights]) -> list[AdapterStack]:
     """Return the stacks of the matrices that adapters change, in the order of the model's tensors. Raises
     `CheckpointError` that names a module which the model does not have, or which cannot be adapted."""
-    places = _places(config)
+    places = adaptable_modules(config)
     parts: dict[str, list[StackPart]] = {}
     for index, adapter in enumerate(adapters, 1):
         for module, header in adapter.pairs.items():
@@ -91,7 +91,7 @@ def adapter_stacks(config: ModelConfig, adapters: Sequence[AdapterWeights]) -> l
     return [AdapterStack(tensor, tuple(parts[name])) for name, tensor in by_name.items() if name in parts]
 
 
-def _places(config: ModelConfig) -> Mapping[str, tuple[Tensor, int]]:
+def adaptable_modules(config: ModelConfig) -> Mapping[str, tuple[Tensor, int]]:
     """Return the matrix and the index of its source, by the module of a checkpoint."""
     found = {}
     for tensor in tensors(config):

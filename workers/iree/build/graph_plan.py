@@ -20,7 +20,7 @@ from workers.iree.build.source_digest import source_digest
 from workers.iree.build.tower_graphs import TowerGraphs
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
-from workers.iree.lora.adapted_ops import AdaptedOps
+from workers.iree.lora.adapted_ops import AdaptedOps, AdaptedPlainOps
 from workers.iree.lora.lora_plan import ADAPTED, LoraPlan, typed
 from workers.iree.model.attention_queries import attention_queries
 from workers.iree.model.decoder import Parameters, StepInputs, forward, head
@@ -109,7 +109,9 @@ class GraphPlan:
             # Those with weights are one module, so that the device holds them once.
             steps = [name for group in self._steps() for name in group]
             steps += [f"{EMBEDDED}_{size}" for size in self.embedded_sizes]
-            return [(*steps, f"score_{self.score_chunk}", "copy"), *self._tower_groups]
+            score = f"score_{self.score_chunk}"
+            scores = [score] if self.lora is None else [score, ADAPTED + score]
+            return [(*steps, *scores, "copy"), *self._tower_groups]
         largest = (("decode", self.buckets), ("prefill", self.prefill_sizes), ("head", self.head_sizes))
         embedded = [(f"{EMBEDDED}_{size}",) for size in self.embedded_sizes]
         decode, *others = ((f"{kind}_{sizes[-1]}",) for kind, sizes in largest)
@@ -371,7 +373,8 @@ class GraphPlan:
     def _typed(self, arrays: Mapping[str, jax.Array]) -> Parameters:
         """Return the parameters with quantized matrices as such."""
         stored = {each.name: each for each in self.weights}
-        return {name: typed(stored[name], array) for name, array in arrays.items()}
+        # Plain graphs are one module, which has the matrices of adapters for those of steps with some.
+        return {name: typed(stored[name], array) for name, array in arrays.items() if name in stored}
 
     @property
     def _numpy(self) -> Any:
@@ -415,10 +418,10 @@ class GraphPlan:
         """Return a graph of steps whose rows may have adapters. It has one more input than that of steps without, the
         adapter of each sequence, int32 [batch], 0 for none."""
         lora, ops = self.lora, self.ops
-        if lora is None or isinstance(ops, PlainOps):
-            raise TypeError("adapters are applied on CPUs only")  # refused when the plan is made
-        own = replace(self, ops=AdaptedOps.of(ops), lora=None)._graph(f"{kind}_{size}")
-        tokens = 1 if kind == "decode" else self.block
+        assert lora is not None, "there are no such graphs without"
+        adapted_ops = AdaptedPlainOps(ops.dtype) if isinstance(ops, PlainOps) else AdaptedOps.of(ops)
+        own = replace(self, ops=adapted_ops, lora=None)._graph(f"{kind}_{size}")
+        tokens = 1 if kind == "decode" else self.block or size
 
         def adapted(*values: Any) -> tuple[jax.Array, ...]:
             *inputs, adapters, weights = values

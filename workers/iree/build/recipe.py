@@ -9,6 +9,7 @@ from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.parts import LatentAttention
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.lora.adapted_matrices import adapter_stacks, read_adapters
+from workers.checkpoints.lora.adapter_places import AdapterPlaces
 from workers.iree.build.compiler import Compiler
 from workers.iree.build.graph_plan import GraphPlan, decode_buckets, prefill_chunks
 from workers.iree.device.cpu import Cpu
@@ -66,6 +67,8 @@ class Recipe(Struct, frozen=True, tag="decoder"):
     lora_modules: tuple[tuple[str, str], ...] = ()
     """Names and directories of adapters that requests choose, of which the headers of the tensors are read."""
     max_lora_rank: int = 0
+    runtime_loras: int = 0
+    """See `LoadOptions`."""
 
     @classmethod
     def of(cls, path: Path, config: ModelConfig, device: Device, options: LoadOptions) -> "Recipe":
@@ -97,6 +100,7 @@ class Recipe(Struct, frozen=True, tag="decoder"):
             window_cache=options.window_cache if device.local else "full",
             lora_modules=tuple((name, str(path)) for name, path in options.lora_modules),
             max_lora_rank=options.max_lora_rank,
+            runtime_loras=options.runtime_loras,
         )
 
     def plan(self) -> GraphPlan:
@@ -115,7 +119,7 @@ class Recipe(Struct, frozen=True, tag="decoder"):
         if tiled and config.latent is not None:
             self._check_latent(config.latent)
         stored = stored_parameters(config, ops, open_weights(Path(self.model), self.quantize), self.quantize)
-        lora = self._lora(config, ops, stored) if self.lora_modules else None
+        lora = self._lora(config, ops, stored) if self.lora_modules or self.runtime_loras else None
         if isinstance(ops, TiledOps) and ops.padding is not None:
             config = ops.padding.config(config)
         multiple = CAPACITY_MULTIPLE if tiled else PLAIN_CAPACITY_MULTIPLE
@@ -146,9 +150,13 @@ class Recipe(Struct, frozen=True, tag="decoder"):
 
     def _lora(self, config: ModelConfig, ops: TiledOps | PlainOps, stored: Sequence[Stored]) -> LoraPlan:
         """Return the matrices that adapters change. Raises `LoadRefused`."""
-        if not isinstance(ops, TiledOps):
-            raise DeviceError("lora_modules: adapters of requests run on CPUs only: take a CPU or --backend mlx")
+        if self.runtime_loras and not isinstance(ops, TiledOps):
+            problem = "lora_dirs: adapters are loaded at run time on CPUs only: take a CPU or --backend mlx"
+            raise DeviceError(f"{problem}, or load them with the model by --lora-modules")
         modules = [(name, Path(path)) for name, path in self.lora_modules]
+        if self.runtime_loras:
+            places = AdapterPlaces(config, len(modules) + self.runtime_loras, self.max_lora_rank)
+            return LoraPlan.of(places.stacks, stored, ops)
         return LoraPlan.of(adapter_stacks(config, read_adapters(modules, self.max_lora_rank)), stored, ops)
 
     def _check_latent(self, kind: LatentAttention) -> None:

@@ -18,6 +18,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, StepRows
 from workers.iree.model.packed_matrix import Weight
+from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
 
 
@@ -96,3 +97,24 @@ class AdaptedOps(TiledOps):
         step: StepRows,
     ) -> LayerState | None:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedPlainOps(PlainOps):
+    """`PlainOps` whose weights may be adapted, for devices that are no CPU."""
+
+    def linear(
+        self,
+        x: jax.Array,
+        weight: Weight | AdaptedMatrix,
+        outputs: int,
+        bias: jax.Array | None = None,
+        live: jax.Array | None = None,
+    ) -> jax.Array:
+        if not isinstance(weight, AdaptedMatrix):
+            return PlainOps.linear(self, x, weight, outputs, bias, live)
+        base, own = PlainOps.linear(self, x, weight.base, outputs, bias, live), weight.adapters
+        low = PlainOps.linear(self, x, own.a, own.owners.shape[0])
+        mine = own.rows[:, None] == own.owners[None, :]
+        added = PlainOps.linear(self, jnp.where(mine, low, np.float32(0)).astype(self.dtype), own.b, outputs)
+        return jnp.where((own.rows > 0)[:, None], base + added, base)

@@ -1,5 +1,6 @@
 """The matrices of adapters as parameters of graphs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from workers.checkpoints.lora.adapted_matrices import AdapterStack
 from workers.iree.lora.adapted_ops import AdaptedMatrix, AdapterMatrices
 from workers.iree.model.ops import Shape
 from workers.iree.model.packed_matrix import Weight
+from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored
 from workers.iree.model.tiled_ops import TiledOps
 
@@ -30,7 +32,7 @@ class LoraTarget:
     columns: int
 
     @classmethod
-    def of(cls, stack: AdapterStack, stored: Stored, ops: TiledOps) -> "LoraTarget":
+    def of(cls, stack: AdapterStack, stored: Stored, ops: TiledOps | PlainOps) -> "LoraTarget":
         """Return the target of a stack, beside a matrix of the model as it is stored."""
         outputs, inputs = stored.padded_shape
         a, b = ops.stored_shape(stack.columns, inputs), ops.stored_shape(outputs, stack.columns)
@@ -50,10 +52,14 @@ class LoraPlan:
     targets: tuple[LoraTarget, ...]
 
     @classmethod
-    def of(cls, stacks: Sequence[AdapterStack], weights: Sequence[Stored], ops: TiledOps) -> "LoraPlan":
+    def of(cls, stacks: Sequence[AdapterStack], weights: Sequence[Stored], ops: TiledOps | PlainOps) -> "LoraPlan":
         """Return the plan for the stacks of a model's adapters."""
         stored = {each.name: each for each in weights}
         return cls(tuple(LoraTarget.of(stack, stored[stack.name], ops) for stack in stacks))
+
+    def nbytes(self, dtype: str) -> int:
+        """Return the bytes of all parameters."""
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self.parameters(dtype).values())
 
     def parameters(self, dtype: str) -> Mapping[str, jax.ShapeDtypeStruct]:
         """Return the types of all parameters by name."""

@@ -9,9 +9,10 @@ from actors.process.exit_cause import Origin
 from actors.supervision.worker import IncarnationLost, WorkerUnavailable
 from actors.supervision.worker_actor import WorkerRef
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_NAME, clip
-from protocol.commands import Cancel, ReadRows, Submit, Tokenize, WriteRows
+from protocol.commands import Cancel, LoadAdapter, ReadRows, Submit, Tokenize, UnloadAdapter, WriteRows
 from protocol.errors import ByeReason, ErrorCode
 from protocol.events import (
+    AdapterChanged,
     Event,
     Failed,
     Finished,
@@ -126,6 +127,15 @@ class SharedWorker:
         else:
             whose[asked.query] = gateway
 
+    def change_adapters(self, gateway: int, command: LoadAdapter | UnloadAdapter) -> None:
+        """Pass a change of the adapters on, for the only gateway."""
+        try:
+            if not self.alone:
+                raise WorkerUnavailable("a worker of several gateways loads no adapters at run time")
+            self.worker.send_nowait([command])
+        except WorkerUnavailable as error:
+            self._deliver(gateway, AdapterChanged(command.query, clip(str(error))))
+
     def _as_on_worker(self, gateway: int, asked: ReadRows | WriteRows) -> ReadRows | WriteRows | None:
         """The question with the worker's number of the sequence, or its name of the tenant; None if it has neither."""
         if isinstance(asked, ReadRows):
@@ -175,6 +185,8 @@ class SharedWorker:
             case Tokenized(query):
                 if (asker := self._queries.pop(query, None)) is not None:
                     self._deliver(asker, event)
+            case AdapterChanged() if self.alone:
+                self._deliver(0, event)
             case Rows(query) | RowsWritten(query):
                 if (asker := self._row_questions.pop(query, None)) is not None:
                     self._deliver(asker, event)

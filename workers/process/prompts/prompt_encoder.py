@@ -16,6 +16,7 @@ from workers.text.conversation import ArgumentsError, has_calls, message_values,
 from workers.text.image_content import ImageContent, find_content
 from workers.text.message_style import SAMPLE_TOOLS, MessageStyle, WriteCalls, find_style
 from workers.text.template_budget import TemplateError
+from workers.text.template_limits.described_tools import with_descriptions
 from workers.text.tokenizer import ChatFormat, InfillFormat, Messages, Tokenizer, Tools
 
 TEXTS = frozenset({"bad_words", "dry_sequence_breakers", "suffix"})
@@ -189,6 +190,8 @@ def _render(chat: ChatFormat, messages: Messages, tools: Tools | None, source: C
     try:
         return chat.render(messages, tools, now=source.now, options=source.options)
     except TemplateError as error:
+        if (described := with_descriptions(tools)) is not None:
+            return _render(chat, messages, described, source, mark)
         text = str(error).replace(mark, "") if mark else str(error)
         raise PromptRefused(ErrorCode.TEMPLATE, text, "messages") from error
 

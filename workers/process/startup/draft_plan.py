@@ -101,6 +101,7 @@ def draft_spec(spec: WorkerSpec) -> WorkerSpec:
         draft_model="",
         adapter="",
         lora_modules={},
+        runtime_lora=False,
         sparse_prefill=False,
         attention=spec.sparse_prefill,
         speculate="off",

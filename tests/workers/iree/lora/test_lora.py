@@ -21,6 +21,8 @@ TOKENS = tuple(map(int, np.random.default_rng(5).integers(3, 500, 20)))
 TOLERANCE = 1e-4
 """The bound of logits in float32 beside those of merged weights, whose sums have another order."""
 Modules = tuple[tuple[str, Path], ...]
+RUNTIME: dict[str, Any] = {"runtime_loras": 2, "max_lora_rank": 9}
+"""Room for adapters that are loaded at run time."""
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +73,10 @@ def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> 
     calls: list[str] = []
 
     def make() -> IreeRunner:
-        made = load(lora_modules=modules)
+        made = load(lora_modules=modules[:1], **RUNTIME)
+        assert made.adapter_slots is not None
+        for number, (_, path) in enumerate(modules, 2):
+            made.adapter_slots.read(path)(number)
         call = made._call
 
         def noted(name: str, *given: Any) -> Any:
@@ -82,7 +87,7 @@ def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> 
         return made
 
     report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True)
-    assert min(report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
+    assert min(report.grammars, report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
     kinds = {name.partition("_")[0] for name in calls}
     assert kinds >= {"decode", "prefill", f"{ADAPTED}decode", f"{ADAPTED}prefill"}
 
@@ -95,6 +100,32 @@ def test_gate_of_other_types(load: Load, modules: Modules, dtype: str, quantize:
     assert report.shared > 0
 
 
-def test_a_device_without_the_kernels_of_cpus_is_refused(load: Load, modules: Modules) -> None:
-    with pytest.raises(LoadRefused, match="lora_modules: adapters of requests run on CPUs only"):
-        load(lora_modules=modules, device="generic-task")
+@pytest.mark.exhaustive
+@pytest.mark.timeout(400)  # with an empty cache of graphs
+def test_rows_of_a_device_without_the_kernels_of_cpus_have_adapters(
+    load: Load, checkpoint: Path, modules: Modules, tmp_path: Path
+) -> None:
+    device: dict[str, Any] = {"device": "generic-task", "slots": 4, "context": 64}
+    adapted, plain = load(lora_modules=modules, **device), load(**device)
+    spec, count = SampleSpec(Sampling(), len(TOKENS)), len(TOKENS)
+    for number, (name, path) in enumerate(modules, 1):
+        whole = load(merged(tmp_path / name, checkpoint, path), **device)
+        own, expected = (each.logits(Chunk(0, TOKENS, 0, 0, adapter=a)) for each, a in ((adapted, number), (whole, 0)))
+        np.testing.assert_allclose(own, expected, atol=TOLERANCE)
+        chunk = Chunk(number, TOKENS, 0, 0, adapter=number)
+        (first,) = sampled(adapted.prefill([chunk], [spec]))
+        assert first == own[-1].argmax()
+        whole.close()
+    own, expected = (each.logits(Chunk(3, TOKENS, 0, 0)) for each in (adapted, plain))
+    np.testing.assert_array_equal(own, expected)
+    rows = [DecodeRow(slot, 7, count, count, spec, slot % 3) for slot in (1, 2, 3)]
+    tokens = sampled(adapted.decode(rows))
+    alone = [sampled(adapted.decode([row]))[0] for row in rows]
+    assert tokens == alone
+    for runner in (adapted, plain):
+        runner.close()
+
+
+def test_adapters_are_loaded_at_run_time_on_cpus_only(load: Load, modules: Modules) -> None:
+    with pytest.raises(LoadRefused, match="lora_dirs: adapters are loaded at run time on CPUs only"):
+        load(lora_modules=modules, device="generic-task", **RUNTIME)

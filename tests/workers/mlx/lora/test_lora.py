@@ -11,6 +11,7 @@ from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora, merg
 from tests.workers.mlx.conftest import Load, load_runner
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.engine.runner import Chunk
+from workers.mlx.runner import MlxRunner
 
 TOKENS = tuple(map(int, np.random.default_rng(5).integers(3, 500, 20)))
 
@@ -20,14 +21,24 @@ def test_gate(tmp_path: Path, load: Load, bits: int | None) -> None:
     path = make_checkpoint(tmp_path / "model", layers=2, quantized_bits=bits)
     one = make_lora(tmp_path / "one", path, seed=1)
     modules = (("one", one), ("two", make_lora(tmp_path / "two", path, targets=ATTENTION[:3], rank=9, seed=2)))
+
+    def make() -> MlxRunner:
+        made = load_runner(path, slots=6, context=64, lora_modules=modules[:1], runtime_loras=2, max_lora_rank=9)
+        assert made.adapter_slots is not None
+        for number, (_, adapter) in enumerate(modules, 2):
+            made.adapter_slots.read(adapter)(number)
+        return made
+
     report = run_gate(
-        lambda: load_runner(path, slots=6, context=64, lora_modules=modules),
-        requests=10,
+        make,
+        requests=14,
         longest=34,
-        max_tokens=6,
+        max_tokens=24,
         speculates=True,
+        preempts=True,
     )
     assert min(report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
+    assert min(report.grammars, report.preemptions) > 0
     plain, adapted = load(path), load(path, lora_modules=modules)
     assert plain.capabilities.rows_format != adapted.capabilities.rows_format
     assert (plain.logits(Chunk(0, TOKENS, 0, 0)) == adapted.logits(Chunk(0, TOKENS, 0, 0))).all()

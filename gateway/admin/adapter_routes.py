@@ -1,0 +1,134 @@
+"""Loads and unloads adapters by requests, with vLLM's routes, fields and status codes.
+
+vLLM: https://docs.vllm.ai/en/latest/features/lora/#dynamically-serving-lora-adapters
+"""
+
+from typing import Annotated
+
+import anyio
+import anyio.to_thread
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gateway.admin.adapter_files import AdapterFiles, AdapterPathRefused
+from gateway.errors import RefusalCode, RequestError
+from gateway.http.access.auth import LOAD_ADAPTER, UNLOAD_ADAPTER
+from gateway.http.small_body import small_body
+from gateway.routing.adapters.loads import AdapterRefused
+from gateway.routing.adapters.registry import MAX_ADAPTER_NAME, AdapterVersion
+from gateway.routing.router import Router
+from gateway.settings import GatewaySettings
+from protocol.bounds import Label
+from protocol.errors import ErrorCode
+
+Text = Annotated[str, Meta(max_length=4096)]
+
+
+class LoadLoraAdapter(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/load_lora_adapter`."""
+
+    lora_name: Text = ""
+    lora_path: Text = ""
+    load_inplace: bool = False
+    """Take the name from an adapter that has it."""
+    model: Label = ""
+    """The model that it is applied to; may be left out where there is one. An addition to vLLM's fields."""
+
+
+class UnloadLoraAdapter(Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/unload_lora_adapter`."""
+
+    lora_name: Text = ""
+    lora_int_id: int | None = None
+    """vLLM's number of the adapter, which it ignores as well."""
+
+
+class AdapterRoutes:
+    """The routes, which are there if the settings have `lora_dirs`. They need what changes under `/admin` need."""
+
+    def __init__(self, router: Router, settings: GatewaySettings) -> None:
+        self._router = router
+        self._settings = settings
+        self._files = AdapterFiles(settings.lora_dirs)
+        self._loading = anyio.Lock()
+        router.adapters.forgotten = self._forgotten
+
+    def routes(self) -> list[Route]:
+        """The routes."""
+        if not self._settings.lora_dirs:
+            return []
+        return [
+            Route(LOAD_ADAPTER, self.load, methods=["POST"]),
+            Route(UNLOAD_ADAPTER, self.unload, methods=["POST"]),
+        ]
+
+    async def load(self, request: Request) -> Response:
+        """`POST /v1/load_lora_adapter`: answers when all workers of the model have loaded the adapter."""
+        wanted = await small_body(request, LoadLoraAdapter, self._settings.body_timeout_s)
+        async with self._loading:
+            model = self._model(wanted)
+            self._check_name(wanted)
+            try:
+                self._router.adapters.places(model)
+                digest, paths = await anyio.to_thread.run_sync(self._files.copy, wanted.lora_path)
+                try:
+                    await self._router.adapters.load(wanted.lora_name, model, digest, paths)
+                finally:
+                    self._remove_unused(digest)
+            except AdapterPathRefused as refused:
+                code = RefusalCode.NOT_FOUND if refused.missing else ErrorCode.INVALID
+                raise RequestError(code, f"lora_path: {refused}", field="lora_path") from refused
+            except AdapterRefused as refused:
+                code = ErrorCode.UNAVAILABLE if refused.unavailable else ErrorCode.INVALID
+                raise RequestError(code, str(refused), field=None if refused.unavailable else "lora_path") from refused
+        return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.")
+
+    async def unload(self, request: Request) -> Response:
+        """`POST /v1/unload_lora_adapter`: requests that have the adapter are still answered with it."""
+        wanted = await small_body(request, UnloadLoraAdapter, self._settings.body_timeout_s)
+        name = wanted.lora_name
+        if not name:
+            raise RequestError(ErrorCode.INVALID, "give the name of an adapter", field="lora_name")
+        if not self._router.adapters.unload(name):
+            if (model := self._router.pool.parent(name)) is not None:
+                text = f"adapter {name[:128]!r} was loaded with {model!r}, by --lora-modules, and stays"
+                raise RequestError(ErrorCode.INVALID, text, field="lora_name")
+            text = f"there is no adapter {name[:128]!r}"
+            raise RequestError(RefusalCode.MODEL_NOT_FOUND, text, field="lora_name")
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    def _model(self, wanted: LoadLoraAdapter) -> str:
+        """Return the own name of the model that an adapter is for. Raises `RequestError`."""
+        models = self._router.models()
+        if not wanted.model:
+            if len(models) != 1:
+                text = f"give the model that it is for, one of {', '.join(map(repr, models)) or 'none'}"
+                raise RequestError(ErrorCode.INVALID, text, field="model")
+            return models[0]
+        model = self._router.pool.catalog.canonical(wanted.model)
+        if model not in models:
+            raise self._router.no_model(wanted.model)
+        return model
+
+    def _check_name(self, wanted: LoadLoraAdapter) -> None:
+        """Raises `RequestError` for a name that is taken, and for an invalid one."""
+        name, pool = wanted.lora_name, self._router.pool
+        if not name or len(name) > MAX_ADAPTER_NAME or not name.isprintable():
+            text = f"give a name of up to {MAX_ADAPTER_NAME} printable characters"
+            raise RequestError(ErrorCode.INVALID, text, field="lora_name")
+        if pool.runtime.version(name) is not None:
+            if not wanted.load_inplace:
+                text = f"an adapter {name!r} is loaded already: set load_inplace to replace it"
+                raise RequestError(ErrorCode.INVALID, text, field="lora_name")
+        elif self._router.canonical(name) in self._router.models():
+            text = f"{name!r} is the name of a model or of its adapter"
+            raise RequestError(ErrorCode.INVALID, text, field="lora_name")
+
+    def _forgotten(self, version: AdapterVersion) -> None:
+        self._remove_unused(version.digest)
+
+    def _remove_unused(self, digest: str) -> None:
+        if not any(digest == wire.rpartition("@")[2] for wire in self._router.pool.runtime.wires()):
+            self._files.remove(digest)

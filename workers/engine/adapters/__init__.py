@@ -1,0 +1,1 @@
+"""Adapters that a runner takes while it serves."""

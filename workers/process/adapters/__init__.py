@@ -1,0 +1,1 @@
+"""Adapters that a worker loads while it serves."""

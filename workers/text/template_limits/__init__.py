@@ -1,0 +1,1 @@
+"""Requests in forms that all chat templates take."""
