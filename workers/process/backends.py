@@ -273,6 +273,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
         max_lora_rank=spec.max_lora_rank,
         embeddings=spec.embeddings,
         vision=spec.vision,
+        mmproj=spec.mmproj,
         attention=spec.attention,
         workers=spec.workers,
         place=spec.place,
