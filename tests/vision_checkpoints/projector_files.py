@@ -5,6 +5,7 @@ Written from https://github.com/ggml-org/llama.cpp/tree/master/conversion with t
 not from `workers.vision.projectors`, which is tested with it.
 """
 
+import functools
 import json
 import re
 import shutil
@@ -202,9 +203,14 @@ def _of_merger(name: str, taps: list[int]) -> str:
     return f"{ {'norm': 'v.post_ln', 'linear_fc1': 'mm.0', 'linear_fc2': 'mm.2'}[module] }.{end}"
 
 
+@functools.cache
+def _table() -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
+
+
 def _name(name: str) -> str:
     """Return the name in the file, by the table of the `gguf` package."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
+    names = _table()
     ends = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".output_min")
     for each in (name, name.removeprefix("model."), f"model.{name}"):
         if (found := names.get_name(each, try_suffixes=ends)) is not None:

@@ -12,7 +12,7 @@ DEFAULT = "Q4_K_M"
 """The quantization that is taken of several, as llama.cpp and Ollama do."""
 _OTHER_PARTS = re.compile(r"(mmproj|mtp|imatrix)[-_.]|.*[-_.](mmproj|imatrix)", re.IGNORECASE)
 """Names of files that hold projectors of images, draft heads or statistics beside a model."""
-_PROJECTOR = re.compile(r"(mmproj[-_.]|.*[-_.]mmproj).*\.gguf", re.IGNORECASE)
+_PROJECTOR = re.compile(r"(.*[-_.])?mmproj([-_.].*)?\.gguf", re.IGNORECASE)
 _PRECISION = re.compile(r"[-_.](i?q\d\w*|b?f\d\d)$", re.IGNORECASE)
 """The end of a name without its suffix that tells the type of most weights."""
 MMPROJ_AUTO, MMPROJ_NONE = "auto", "none"
