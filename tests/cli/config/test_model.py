@@ -44,12 +44,12 @@ def test_the_name_of_the_current_directory_is_its_own(tmp_path: Path, monkeypatc
 
 
 def test_a_hub_id_is_downloaded_and_is_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(chosen, "resolve_model", lambda model: tmp_path / model)
+    monkeypatch.setattr(chosen, "resolve_model", lambda model, *, projector: tmp_path / model)
     assert ChosenModel.choose(Settings(model="org/name")) == ChosenModel("org/name", tmp_path / "org/name")
 
 
 def test_a_failed_download_is_a_command_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: str) -> Path:
+    def refuse(model: str, *, projector: bool) -> Path:
         raise CheckpointError(model, "", "could not be fetched")
 
     monkeypatch.setattr(chosen, "resolve_model", refuse)

@@ -202,7 +202,7 @@ def test_one_quantization_is_removed(files: HubServer, cache: Path) -> None:
     assert [file.name for file in chosen] == list(SHARDS)
     assert store.remove(shards) >= sum(map(len, SHARDS))
     assert sorted(file.name for file in path.parent.iterdir()) == [PROJECTOR, "model-Q8_0.gguf"]
-    assert len([*(store.folder_of(shards) / "blobs").iterdir()]) == 1
+    assert len([*(store.folder_of(shards) / "blobs").iterdir()]) == 2
     with pytest.raises(HubError, match="does not have org/model-GGUF:bf16") as failed:
         store.remove(shards)
     assert failed.value.cause is HubCause.NOT_FOUND

@@ -171,9 +171,11 @@ def test_logits_and_tokens_are_those_of_transformers(case: str, tmp_path: Path, 
     [pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.exhaustive) for name in sorted(VISION_FAMILIES)],
 )
 def test_logits_of_gguf_files_are_those_of_safetensors(family: str, tmp_path: Path, load: Load) -> None:
-    path = make_vision_checkpoint(tmp_path / "checkpoint", family, **PUBLISHED.get(family, {}))
+    small = family.startswith("qwen3")  # whose published images are larger than the context
+    path = make_vision_checkpoint(tmp_path / "checkpoint", family, **({} if small else PUBLISHED.get(family, {})))
+    bounds = {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 8192} if small else {}
     found = []
-    for model in (path, make_projected(path, tmp_path)):
+    for model in (path, make_projected(path, tmp_path, metadata=bounds)):
         runner, processor = load(model, context=1024), ImageProcessor.of(model)
         assert processor is not None
         _, chunk, position = prompt_of(runner, path, processor)
