@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.checkpoints.gguf.find import MMPROJ_AUTO
 from workers.precision import CpuTarget, Dtype, KvDtype, Quantize, WindowCache
 
 MAX_LORA_RANK = 512
@@ -68,7 +67,7 @@ class LoadOptions:
     """Prompts may have rows of embeddings in place of tokens."""
     vision: bool = True
     """Load the vision tower of a model that has one, for images in prompts."""
-    mmproj: str = MMPROJ_AUTO
+    mmproj: str = "auto"
     """The GGUF file with that tower, for a model in GGUF files; "auto" is the one beside it, "none" is none."""
     attention: bool = False
     """The queries and keys of the model can be read: what scores the prompts of another one needs them."""

@@ -74,7 +74,10 @@ def make_language_model(checkpoint: Path, file: Path, *, metadata: Mapping[str, 
     tokens = json.loads((flat / "tokenizer_config.json").read_text())
     tokens["chat_template"] = (checkpoint / "chat_template.jinja").read_text()
     (flat / "tokenizer_config.json").write_text(json.dumps(tokens))
-    save_file({name: np.ascontiguousarray(each) for name, each in open_weights(checkpoint).items()}, flat / "model.safetensors")
+    save_file(
+        {name: np.ascontiguousarray(each) for name, each in open_weights(checkpoint).items()},
+        flat / "model.safetensors",
+    )
     plan = outer["text_config"].get("rope_parameters") or {}
     more: dict[str, Any] = {}
     if (sections := plan.get("mrope_section")) is not None:
@@ -105,10 +108,13 @@ def make_projector(
     metadata: Mapping[str, Any] | None = None,
     renamed: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the vision tower of a multimodal checkpoint as a GGUF file. `metadata` replaces keys, and `renamed` parts of
-    the names of tensors."""
+    """Write the vision tower of a multimodal checkpoint as a GGUF file. `metadata` replaces keys, and `renamed` parts
+    of the names of tensors."""
     config = json.loads((checkpoint / "config.json").read_text())
-    keys = {"general.architecture": "clip", **{f"clip.{key}": value for key, value in _keys(checkpoint, config).items()}}
+    keys = {
+        "general.architecture": "clip",
+        **{f"clip.{key}": value for key, value in _keys(checkpoint, config).items()},
+    }
     stored = load_file(checkpoint / "model.safetensors")
     tensors = dict(part for name, each in stored.items() for part in _tensors(config, name, each.astype(np.float32)))
     tensors = {_renamed(name, renamed or {}): each for name, each in tensors.items()}
@@ -186,13 +192,16 @@ def _tensors(config: Mapping[str, Any], name: str, values: NDArray[Any]) -> Tens
     if family == "gemma3":
         name = name.replace("_weight", ".weight")
         values = values + 1 if "soft_emb_norm" in name else values
-    if family == "lfm2_vl" and "patch_embedding.weight" in name or name.endswith("input_proj.weight"):
+    if name.endswith("input_proj.weight") or (family == "lfm2_vl" and "patch_embedding.weight" in name):
         side = vision["patch_size"]
         values = values.reshape(len(values), side, side, 3).transpose(0, 3, 1, 2)
     if family == "gemma4":
         name = name.replace("vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
         name += ".weight" * name.endswith("position_embedding_table")
-    yield _name(name if name.startswith(("visual", "multi", "vision_model")) else f"model.{name}"), np.atleast_1d(values)
+    yield (
+        _name(name if name.startswith(("visual", "multi", "vision_model")) else f"model.{name}"),
+        np.atleast_1d(values),
+    )
 
 
 def _of_merger(name: str, taps: list[int]) -> str:

@@ -160,7 +160,9 @@ class Download:
             return chosen
         if self._projector == "alone":
             known = ", ".join(projectors(names)[:12]) or "none"
-            problem = f"{model} is no projector of images; name the precision of one of its mmproj files, as F16: {known}"
+            problem = (
+                f"{model} is no projector of images; name the precision of one of its mmproj files, as F16: {known}"
+            )
             raise HubError(HubCause.NO_CHECKPOINT, problem)
         if found:
             fitting = f"none of {model.quantization}" if model.quantization else f"several, and not one {DEFAULT}"

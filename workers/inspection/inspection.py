@@ -116,9 +116,7 @@ def _config(spec: WorkerSpec) -> ModelConfig | LoneConfig | EncoderConfig | None
         return None
 
 
-def _map(
-    spec: WorkerSpec, config: ModelConfig | LoneConfig | EncoderConfig | None, problem: str
-) -> TensorMap | None:
+def _map(spec: WorkerSpec, config: ModelConfig | LoneConfig | EncoderConfig | None, problem: str) -> TensorMap | None:
     path = Path(spec.model_path)
     try:
         mapped = TensorMap.of(path, config, problem)

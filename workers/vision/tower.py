@@ -97,7 +97,9 @@ def _absent(path: Path, mmproj: str) -> str:
     assert file is not None  # the caller has looked
     found = projectors(each.name for each in file.parent.glob("*.gguf"))
     if found:
-        return f"several projectors of images are beside {file.name}: name one of them with --mmproj: {', '.join(found)}"
+        return (
+            f"several projectors of images are beside {file.name}: name one of them with --mmproj: {', '.join(found)}"
+        )
     return "a GGUF file has no vision tower in itself, and no mmproj file is beside it: name one with --mmproj"
 
 

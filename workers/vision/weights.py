@@ -17,9 +17,7 @@ class VisionWeights(Mapping[str, NDArray[Any]]):
     """A tower's parameters by canonical names (`workers.vision.config`), in the types of the checkpoint: float32,
     float16 or bfloat16; quantized ones are dequantized. Each access reads the file."""
 
-    def __init__(
-        self, path: Path, config: VisionConfig, sources: Sources, tensors: Mapping[str, NDArray[Any]]
-    ) -> None:
+    def __init__(self, path: Path, config: VisionConfig, sources: Sources, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Raises `CheckpointError` for files that cannot be read, and for a tensor that is missing."""
         self.shapes: Mapping[str, Shape] = parameter_shapes(config)
         self._path = path

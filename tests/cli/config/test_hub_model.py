@@ -35,7 +35,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
             monkeypatch.setenv(name, value)
         # `huggingface_hub` reads these variables when it is imported.
         folder = tmp_path / "home" / "hub"
-        monkeypatch.setattr(hub_model, "Download", lambda model, projector: Download(model, server.url, folder, projector=projector))
+        monkeypatch.setattr(
+            hub_model, "Download", lambda model, projector: Download(model, server.url, folder, projector=projector)
+        )
         yield server
 
 

@@ -132,7 +132,9 @@ class Projector:
             raise ProjectorUnfit(path, key, f"{file.type!r} is not supported, only {', '.join(KINDS)}")
         architecture = Keys(text).architecture
         if architecture not in kind.names:
-            problem = f"{file.type!r} is for {' or '.join(kind.names)}, and the model {text.path.name} is {architecture}"
+            problem = (
+                f"{file.type!r} is for {' or '.join(kind.names)}, and the model {text.path.name} is {architecture}"
+            )
             raise ProjectorUnfit(path, key, problem)
         name, family = kind.names[architecture]
         fields = read_fields(model)
@@ -209,5 +211,7 @@ def _token_ids(text: GgufFile, kind: ProjectorKind, path: Path) -> Values:
     known = {} if vocabulary is None else {each["content"]: each["id"] for each in vocabulary.added()}
     missing = next((token for token in kind.tokens.values() if token not in known), None)
     if missing is not None:
-        raise ProjectorUnfit(text.path, f"{PREFIX}tokens", f"have no token {missing!r}, which images need ({path.name})")
+        raise ProjectorUnfit(
+            text.path, f"{PREFIX}tokens", f"have no token {missing!r}, which images need ({path.name})"
+        )
     return {name: known[token] for name, token in kind.tokens.items()}

@@ -83,7 +83,10 @@ def gemma3_sources(config: VisionConfig, file: ProjectorFile) -> Sources:
 
 
 def gemma4_sources(config: VisionConfig, file: ProjectorFile) -> Sources:
-    rotated = lambda tensor: lanes_in_pairs(tensor, config.head_dim)
+
+    def rotated(tensor: Array) -> Array:
+        return lanes_in_pairs(tensor, config.head_dim)
+
     found = _layers(config, file) | renamed({"merger.down": "mm.input_projection"}, biased=False)
     found |= {
         "patch.weight": ParameterSource((PATCH,), _channels_last),

@@ -105,7 +105,8 @@ def make_gguf(
     keys: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `file`; `kind` is the type of matrices, or gives that of each by its name in the file. `metadata` replaces
-    keys, and `keys` adds some of the architecture, which is by default that of the family. With `shards` the file is split into so many, whose names follow from its own."""
+    keys, and `keys` adds some of the architecture, which is by default the family's. With `shards` the file is split
+    into so many, whose names follow from its own."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     if "E" in config.get("hybrid_override_pattern", ""):
