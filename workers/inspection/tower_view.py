@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.checkpoints.architectures.wrapper import name_inside
+from workers.checkpoints.gguf.find import MMPROJ_AUTO
 from workers.checkpoints.json_files import CheckpointError
 from workers.inspection.tensor_map import StoredTensor, TensorMap
 from workers.vision.image_refused import ImageRefused
@@ -33,7 +34,7 @@ class TowerView:
     """The tower's own file, beside a model in GGUF files; empty if it is in those of the model."""
 
     @classmethod
-    def of(cls, path: Path, mmproj: str) -> "TowerView":
+    def of(cls, path: Path, mmproj: str = MMPROJ_AUTO) -> "TowerView":
         """Describe the tower by the checkpoint's descriptions; what is not supported is the `problem`."""
         try:
             tower = find_tower(path, mmproj)

@@ -1,5 +1,6 @@
 """Vision towers in GGUF files of their own: what is read of them is what the safetensors of the same model say."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.vision_checkpoints.projector_files import PUBLISHED, make_language_model, make_projected, make_projector
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.errors import LoadRefused
+from workers.inspection.inspection import Inspection
+from workers.inspection.tower_view import TowerView
 from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import describe
 from workers.vision.processor import ImageProcessor
@@ -192,6 +195,23 @@ def test_a_model_without_one_projector_takes_no_images(checkpoint: Path, model: 
         ModelConfig.from_dir(model.with_name("mmproj-a.gguf"))
     with pytest.raises(CheckpointError, match="is no GGUF file, and has its vision tower in itself"):
         find_tower(checkpoint, str(model.with_name("mmproj-a.gguf")))
+
+
+def test_an_inspection_describes_the_projector(checkpoint: Path, model: Path) -> None:
+    spec = WorkerSpec(name="w", model_name="m", model_path=str(model), backend="iree", device="local-task", context=64)
+    assert "no mmproj file is beside it" in Inspection.of(spec, ["iree"]).vision.problem
+    file = model.with_name("mmproj-model.gguf")
+    make_projector(checkpoint, file)
+    found, expected = Inspection.of(spec, ["iree"]), TowerView.of(checkpoint)
+    assert found.served
+    assert found.vision == dataclasses.replace(expected, file=str(file))
+    assert found.tensors is not None
+    uses = {each.name: (each.use, each.to) for each in found.tensors.tensors}
+    assert uses["v.blk.1.attn_qkv.weight"] == ("read", ("1.vision q", "1.vision k", "1.vision v"))
+    assert uses["v.deepstack.1.fc1.bias"] == ("read", ("1.vision taps up bias",))
+    assert {use for use, _ in uses.values()} == {"read"}
+    left_out = Inspection.of(replace(spec, mmproj="none"), ["iree"])
+    assert left_out.vision.problem == "the projector of images is left out by --mmproj none"
 
 
 def test_another_projector_makes_other_digests(checkpoint: Path, model: Path) -> None:

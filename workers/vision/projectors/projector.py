@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.checkpoints.architectures.fields import Fields
-from workers.checkpoints.documents import read_fields
+from workers.checkpoints.gguf.architectures import config_fields
 from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.keys import Keys
@@ -137,15 +137,15 @@ class Projector:
             )
             raise ProjectorUnfit(path, key, problem)
         name, family = kind.names[architecture]
-        fields = read_fields(model)
+        fields, vocabulary = Fields(text.path, config_fields(text)), GgufVocabulary.of(text)
         if (width := file.integer("projection_dim")) != (own := fields.values["hidden_size"]):
             raise file.unfit("projection_dim", f"is {width}, and the model {text.path.name} has a hidden size of {own}")
         values = {
             "architectures": [f"{name}ForConditionalGeneration"],
             "model_type": family,
-            "text_config": dict(fields.values) | _text_fields(text, fields, sections=kind.sections),
+            "text_config": dict(fields.values) | _text_fields(text, fields, vocabulary, sections=kind.sections),
             **kind.describe(file),
-            **_token_ids(text, kind, path),
+            **_token_ids(text, vocabulary, kind, path),
         }
         found = cls(file, kind, Fields(path, values))
         found._check_taps(text)
@@ -189,9 +189,8 @@ def _language_model(path: Path) -> GgufFile:
     return GgufFile.open(file)
 
 
-def _text_fields(text: GgufFile, fields: Fields, *, sections: bool) -> Values:
+def _text_fields(text: GgufFile, fields: Fields, vocabulary: GgufVocabulary | None, *, sections: bool) -> Values:
     """Return the fields of `text_config` that only images need."""
-    vocabulary = GgufVocabulary.of(text)
     found: Values = {} if vocabulary is None else {"pad_token_id": vocabulary.role("padding")}
     keys = Keys(text)
     if keys.architecture == "gemma4" and not keys.peek("embedding_length_per_layer_input"):
@@ -205,9 +204,8 @@ def _text_fields(text: GgufFile, fields: Fields, *, sections: bool) -> Values:
     return found
 
 
-def _token_ids(text: GgufFile, kind: ProjectorKind, path: Path) -> Values:
+def _token_ids(text: GgufFile, vocabulary: GgufVocabulary | None, kind: ProjectorKind, path: Path) -> Values:
     """Return the ids of the special tokens. Raises `ProjectorUnfit` for a vocabulary without one."""
-    vocabulary = GgufVocabulary.of(text)
     known = {} if vocabulary is None else {each["content"]: each["id"] for each in vocabulary.added()}
     missing = next((token for token in kind.tokens.values() if token not in known), None)
     if missing is not None:
