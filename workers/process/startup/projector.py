@@ -1,4 +1,4 @@
-"""The projector of images of a model in GGUF files: its digest, and a log event that says which one is served."""
+"""The projector of images of a model in GGUF files: its digest, and the log event that names it."""
 
 from pathlib import Path
 

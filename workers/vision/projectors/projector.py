@@ -194,7 +194,7 @@ def _text_fields(text: GgufFile, fields: Fields, vocabulary: GgufVocabulary | No
     found: Values = {} if vocabulary is None else {"pad_token_id": vocabulary.role("padding")}
     keys = Keys(text)
     if keys.architecture == "gemma4" and not keys.peek("embedding_length_per_layer_input"):
-        # No key says so: all models without embeddings for each layer were published with it.
+        # No key states it: all models without embeddings for each layer were published with it.
         found["use_bidirectional_attention"] = "vision"
     if sections:
         value = keys.peek(SECTIONS)
