@@ -203,7 +203,7 @@ OUTPUT: dict[str, list[str]] = {
         for name in ("llama.cpp", "ik_llama.cpp", "openvino", "vllm", "onnxruntime")
     ],
     "bench/peers/llama_cpp.py": [r"^cmake: ", r"^llama-server: (not built|runs)$"],
-    "bench/peers/vision_gguf_equality.py": [rf"^qwen2_vl +{P} +{P} bytes, llama.cpp not measured$"],
+    "bench/evaluation/vision_gguf_equality.py": [rf"^qwen2_vl +{P} +{P} bytes, llama.cpp not measured$"],
     "bench/peers/gguf_equality.py": [r"^qwen3 +f32 +4 of 4 +not measured$"],
     "bench/peers/weights/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {P} MB$" for kind in KINDS],
     "bench/peers/rivals.py": [
@@ -310,7 +310,7 @@ FURTHER = {
     "bench/overhead/mlx_runner.py",
     "bench/overhead/prefix_tiers.py",
     "bench/peers/gguf_equality.py",
-    "bench/peers/vision_gguf_equality.py",
+    "bench/evaluation/vision_gguf_equality.py",
     "bench/overhead/kv_precision.py",
     "bench/overhead/mtp.py",
     "bench/overhead/sparse_prefill.py",

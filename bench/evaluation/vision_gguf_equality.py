@@ -1,7 +1,7 @@
 """Vision models in GGUF files that llama.cpp's own converter makes, served by Baton and by llama.cpp: greedy answers
 about an image.
 
-    python bench/peers/vision_gguf_equality.py [--families qwen2_vl qwen3_5] [--kind f32] [--tokens 12]
+    python bench/evaluation/vision_gguf_equality.py [--families qwen2_vl qwen3_5] [--kind f32] [--tokens 12]
 
 For each family transformers makes a small checkpoint of random weights, and llama.cpp's `convert_hf_to_gguf.py` the
 files of the language model and of the projector. Baton and llama-server answer a question about an image whose sides
@@ -10,9 +10,9 @@ columns are the tokens of the prompt in both, the bytes of the answers that are 
 difference of the logarithms of their tokens' probabilities. An answer may end within a character, which llama-server
 leaves out.
 
-The exit status is 1 if a prompt or an answer in float32 differs. Build llama.cpp with `python bench/peers/llama_cpp.py`,
-and install torch with `pip install -e '.[reference]'`. --smoke makes the files of one family without llama.cpp, whose
-part is not measured.
+The exit status is 1 if a prompt or an answer in float32 differs. Build llama.cpp with
+`python bench/peers/llama_cpp.py`, and install torch with `pip install -e '.[reference]'`. --smoke makes the files of
+one family without llama.cpp, whose part is not measured.
 """
 
 import argparse
