@@ -79,7 +79,8 @@ class GreedyAnswer:
         answer, made, ends = response.json(), b"", dict[int, float]()
         for each in answer["choices"][0]["logprobs"]["content"]:
             made += bytes(each["bytes"])
-            ends[len(made)] = each["logprob"]
+            if each["bytes"]:  # control tokens have none, and would stand for the token before them
+                ends[len(made)] = each["logprob"]
         return cls(answer["usage"]["prompt_tokens"], made, ends)
 
     def equal_bytes(self, other: "GreedyAnswer") -> int:
