@@ -77,7 +77,10 @@ class GreedyAnswer:
         if response.is_error:
             raise PeerError(f"{response.status_code}: {response.text[:300]}")
         answer, made, ends = response.json(), b"", dict[int, float]()
-        for each in answer["choices"][0]["logprobs"]["content"]:
+        logprobs = answer["choices"][0].get("logprobs")
+        if logprobs is None:
+            raise PeerError("the answer has no whole character: choose another --seed")
+        for each in logprobs["content"]:
             made += bytes(each["bytes"])
             if each["bytes"]:  # control tokens have none, and would stand for the token before them
                 ends[len(made)] = each["logprob"]
@@ -106,7 +109,9 @@ class VisionEquality:
     def compare(self, family: str) -> None:
         """Print a line."""
         folder, side = self._folder / family, SIDES[family]
-        checkpoint = make_vision_checkpoint(folder / "checkpoint", family, **PUBLISHED.get(family, {}))
+        checkpoint = make_vision_checkpoint(
+            folder / "checkpoint", family, seed=self._args.seed, **PUBLISHED.get(family, {})
+        )
         model = make_projected(checkpoint, folder) if self._peer is None else self._converted(family, checkpoint)
         options = {
             "model": str(model), "name": "vision", "backend": "iree", "dtype": "float32", "max_batch_size": 1,
@@ -117,7 +122,7 @@ class VisionEquality:
         if self._peer is None:
             print(f"{family:12} {ours.prompt:5} {len(ours.content):3} bytes, llama.cpp not measured", flush=True)
             return
-        peer = self._peer.with_options("--mmproj", str(_projector(model)), "--jinja", "-fa", "off")
+        peer = self._peer.with_options("--mmproj", str(_projector(model)), "--jinja", "--special", "-fa", "off")
         with peer.server(model, 1, CONTEXT, "f32") as url:
             theirs = GreedyAnswer.of(url, side, self._args.tokens)
         same, most = ours.equal_bytes(theirs), min(len(ours.content), len(theirs.content))
@@ -155,6 +160,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--families", nargs="+", choices=list(SIDES), default=list(SIDES), help="to compare")
     parser.add_argument("--kind", choices=["f32", "f16", "bf16"], default="f32", help="of the files")
     parser.add_argument("--tokens", type=at_least(1), default=12, help="of each answer")
+    parser.add_argument("--seed", type=at_least(0), default=1, help="of the weights")
     parser.add_argument("--llama-cpp", type=Path, help="the folder of llama.cpp's programs, beside its source")
     return parsed(parser, words, smoke={"families": ["qwen2_vl"], "tokens": 4})
 
@@ -169,7 +175,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         equality = VisionEquality(args, peer, Path(folder))
         for family in args.families:
-            equality.compare(family)
+            try:
+                equality.compare(family)
+            except PeerError as error:
+                print(f"{family:12} {error}", flush=True)
+                equality.good = False
     sys.exit(0 if equality.good else 1)
 
 
