@@ -41,8 +41,14 @@ TEXT = {"qwen2_vl": gguf.MODEL_ARCH.QWEN2VL, "qwen2_5_vl": gguf.MODEL_ARCH.QWEN2
 PUBLISHED: Mapping[str, dict[str, Any]] = {
     "gemma4": {"preprocessor": {"max_soft_tokens": 280}, "vision": {"position_embedding_size": 1024}},
     "lfm2_vl": {
-        "preprocessor": {"tile_size": 512, "min_image_tokens": 64, "max_image_tokens": 256, "max_tiles": 10},
-        "vision": {"num_hidden_layers": 3},
+        "preprocessor": {
+            "encoder_patch_size": 16,
+            "tile_size": 512,
+            "min_image_tokens": 64,
+            "max_image_tokens": 256,
+            "max_tiles": 10,
+        },
+        "vision": {"num_hidden_layers": 3, "patch_size": 16},
     },
     "qwen2_5_vl": {"vision": {"window_size": 112}, "preprocessor": {"min_pixels": 3136, "max_pixels": 12845056}},
     "qwen2_vl": {"vision": {"depth": 3}, "preprocessor": {"min_pixels": 3136, "max_pixels": 12845056}},
