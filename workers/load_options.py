@@ -69,6 +69,8 @@ class LoadOptions:
     """Prompts may have rows of embeddings in place of tokens."""
     vision: bool = True
     """Load the vision tower of a model that has one, for images in prompts."""
+    mmproj: str = "auto"
+    """The GGUF file with that tower, for a model in GGUF files; "auto" is the one beside it, "none" is none."""
     attention: bool = False
     """The queries and keys of the model can be read: what scores the prompts of another one needs them."""
     workers: int = 1

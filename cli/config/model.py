@@ -10,10 +10,10 @@ from cli.config.panels.lora import named_adapters
 from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
-from workers.checkpoints.gguf.find import SUFFIX
+from workers.checkpoints.gguf.find import MMPROJ_AUTO, MMPROJ_NONE, SUFFIX
 from workers.checkpoints.gguf.gguf_file import SHARD
 from workers.errors import LoadRefused, name_source
-from workers.hub.resolve import resolve_model
+from workers.hub.resolve import resolve_model, resolve_projector
 from workers.process.backends import cache_dir
 from workers.process.spec import ScriptedSpec, WorkerSpec
 from workers.process.startup.describe import describe
@@ -42,7 +42,7 @@ class ChosenModel:
         if is_builtin(settings):
             return cls(settings.name or BUILTIN_NAME, builtin_path())
         try:
-            path = resolve_model(settings.model)
+            path = resolve_model(settings.model, projector=takes_projector(settings))
         except (LoadRefused, OSError) as error:
             raise CommandFailed(str(error)) from error
         return cls(chosen_name(settings), path)
@@ -107,6 +107,7 @@ def worker_spec(
         image_cache_bytes=settings.image_cache_bytes,
         embeddings=settings.enable_prompt_embeds,
         vision=settings.vision,
+        mmproj=projector(settings),
         parse_special=settings.parse_special,
         generation_config=settings.generation_config,
         tool_parser=settings.tool_parser,
@@ -143,6 +144,22 @@ def draft_model(settings: Settings) -> ChosenModel | None:
     except (LoadRefused, OSError) as error:
         raise CommandFailed(f"{settings.sources.get('draft_model', 'draft_model')}: {error}") from error
     return ChosenModel(_own_name(settings.draft_model)[:MAX_NAME], path)
+
+
+def takes_projector(settings: Settings) -> bool:
+    """Return whether a model of the hub is downloaded with the projector of images in its repository."""
+    return settings.vision and settings.mmproj == MMPROJ_AUTO
+
+
+def projector(settings: Settings) -> str:
+    """Return the file of the projector that the settings name, downloaded from the hub if necessary; "auto" and "none"
+    as they are. Raises `CommandFailed`."""
+    if settings.mmproj in (MMPROJ_AUTO, MMPROJ_NONE):
+        return settings.mmproj
+    try:
+        return str(resolve_projector(settings.mmproj).absolute())
+    except (LoadRefused, OSError) as error:
+        raise CommandFailed(f"{settings.sources.get('mmproj', 'mmproj')}: {error}") from error
 
 
 def with_chosen_context(spec: WorkerSpec) -> WorkerSpec:

@@ -26,6 +26,7 @@ OWN = (
     "kv_bytes",
     "speculate",
     "draft_model",
+    "mmproj",
     "adapter",
     "lora_modules",
     "max_loras",
@@ -99,6 +100,7 @@ class ModelSettings(BaseModel):
     kv_bytes: Annotated[int | None, Number] = _field("Bytes of KV cache of each worker.", ge=0, le=MAX_COUNT)
     speculate: Literal["auto", "off"] | None = _field("Speculative decoding.")
     draft_model: str | None = _field("Smaller model with the same tokenizer, which drafts tokens.")
+    mmproj: str | None = _field("Projector of images of a GGUF model.", min_length=1)
     adapter: str | None = _field("Directory of a LoRA adapter of mlx-lm, which is applied to the model on MLX.")
     lora_modules: tuple[str, ...] | None = _field(
         "LoRA adapters that requests may name as their model.",

@@ -21,6 +21,7 @@ from cli.config.panels.lora import LoraSettings
 from gateway.settings import MetricsNames
 from protocol.bounds import MAX_COUNT, MAX_NAME, MAX_QUEUE, MAX_SLOTS, MAX_TOKENS, MIN_KEEP
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
+from workers.checkpoints.gguf.find import MMPROJ_AUTO
 from workers.plugins import OWN_BACKENDS
 from workers.precision import CpuTarget, KvDtype, Quantize, WindowCache
 
@@ -203,6 +204,14 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, LoraSettings, 
     )
     vision: bool = setting(
         True, ENGINE, "Load the vision tower of a model that has one, so that prompts may have images."
+    )
+    mmproj: str = setting(
+        MMPROJ_AUTO,
+        ENGINE,
+        "Projector of images of a GGUF model: a GGUF file, or Hugging Face id of one. auto: the mmproj file beside the "
+        "model. none: no images.",
+        "FILE",
+        min_length=1,
     )
     parse_special: bool = setting(
         False,

@@ -43,7 +43,7 @@ def list_(settings: Settings, as_json: Json = False) -> None:
     list_models(settings, as_json=as_json)
 
 
-@takes_settings("model", "backend", "device", "dtype", "context")
+@takes_settings("model", "backend", "device", "dtype", "context", "mmproj")
 def inspect(
     settings: Settings,
     tensors: Annotated[bool, switch("--tensors", help="List each tensor: its type, its shape and its use.")] = False,

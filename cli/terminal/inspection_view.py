@@ -61,7 +61,8 @@ def _description(path: str, found: Description, vision: TowerView) -> Table:
 def _images(found: TowerView) -> str:
     if found.problem:
         return f"not taken: {found.problem}"
-    return f"{found.tower}; {found.parameters:,} parameters; {found.image_tokens} tokens for 1024 x 1024 pixels"
+    size = f"{found.tower}; {found.parameters:,} parameters; {found.image_tokens} tokens for 1024 x 1024 pixels"
+    return f"{size}; of {found.file}" if found.file else size
 
 
 def _backends(supports: tuple[BackendSupport, ...]) -> Table:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from workers.checkpoints.gguf.find import DEFAULT, SUFFIX, choose, models
+from workers.checkpoints.gguf.find import DEFAULT, SUFFIX, choose, choose_projector, models, projectors
 from workers.checkpoints.gguf.gguf_file import shard_files
 from workers.checkpoints.weight_files import missing_files
 from workers.hub.errors import HubCause, HubError, disk_full, explain
@@ -21,6 +21,7 @@ FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 OTHER_FORMATS = ["consolidated*", "*/*"]
 """Patterns of files with the same weights for other programs."""
 
+WithProjector = Literal["with", "without", "alone"]
 Report = Callable[[int, int], None]
 """Gets the bytes that have arrived and those that are to arrive, on any thread."""
 
@@ -47,41 +48,47 @@ class Download:
     Two downloads of one model at once are safe: `huggingface_hub` locks each file, and renames it when it is complete.
     """
 
-    def __init__(self, model: HubId, endpoint: str | None = None, cache: Path | None = None) -> None:
-        """`endpoint` and `cache` are by default those of `huggingface_hub`."""
+    def __init__(
+        self,
+        model: HubId,
+        endpoint: str | None = None,
+        cache: Path | None = None,
+        *,
+        projector: WithProjector = "with",
+    ) -> None:
+        """`endpoint` and `cache` are by default those of `huggingface_hub`. `projector` says whether the projector of
+        images in a repository with GGUF files is a part of the model, or all that is wanted of it."""
         from huggingface_hub import constants  # slow to import and only needed here
 
         own = logging.getLogger("huggingface_hub")
         for handler in own.handlers[:]:  # it prints text, beside the lines of our handler
             own.removeHandler(handler)
         self._model = model
+        self._projector = projector
         self._endpoint = (endpoint or constants.ENDPOINT).rstrip("/")
         self._cache = Path(cache or constants.HF_HUB_CACHE).expanduser()
 
     def cached(self) -> Path | None:
         """Return the model's folder or GGUF file in the cache if all its files are there and whole. Does not use the
         network. Raises `CheckpointError` for an index of weights that cannot be read."""
-        folder = None if self._model.quantization else self._local(FILES)
+        folder = self._local(FILES) if self._may_be_folder else None
         if folder is not None and (folder / "config.json").exists():
             return None if missing_files(folder) or self._damaged(folder) else folder
         folder = self._local(())  # a config.json beside GGUF files need not be there
         if folder is None:
             return None
         listed = self._listed(folder)
-        if not self._model.quantization and _in_hugging_face_layout(listed):
+        if self._may_be_folder and _in_hugging_face_layout(listed):
             return None
-        first = choose(listed, self._model.quantization)
-        if first is None:
-            return None
-        shards = shard_files(folder / first)
-        whole = all(file.is_file() and file.stat().st_size == listed.get(file.name) for file in shards)
-        return folder / first if whole else None
+        files = [folder / name for name in self._chosen(listed)]
+        whole = all(file.is_file() and file.stat().st_size == listed.get(file.name) for file in files)
+        return files[0] if files and whole else None
 
     def plan(self) -> Plan:
         """Ask the hub what is to be downloaded. Raises `HubError`, also if the repository is not a checkpoint and if
         the disk has less room than `missing`."""
         wanted: tuple[str, ...] = FILES
-        files = [] if self._model.quantization else self._listing(wanted)
+        files = self._listing(wanted) if self._may_be_folder else []
         names = {file.filename for file in files}
         if not _in_hugging_face_layout(names):
             wanted = self._gguf_files(names)
@@ -106,6 +113,24 @@ class Download:
             folder = Path(self._snapshot(_patterns(plan.files), **shown))
         return folder if plan.files == FILES else folder / plan.files[0]
 
+    @property
+    def _may_be_folder(self) -> bool:
+        """The model may be a folder in Hugging Face layout."""
+        return not self._model.quantization and self._projector != "alone"
+
+    def _chosen(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the GGUF files that are wanted of a repository with these: the shards of a model, then its projector.
+        None if it is not clear which."""
+        wanted = self._model.quantization
+        if self._projector == "alone":
+            own = choose_projector(names, "", wanted)
+            return () if own is None else (own,)
+        first = choose(names, wanted)
+        if first is None:
+            return ()
+        own = choose_projector(names, first) if self._projector == "with" else None
+        return (*(file.name for file in shard_files(Path(first))), *([] if own is None else [own]))
+
     def _local(self, patterns: Sequence[str]) -> Path | None:
         """Return the model's folder in the cache if it has all files of these names."""
         from huggingface_hub.errors import LocalEntryNotFoundError
@@ -126,14 +151,19 @@ class Download:
         model = self._model
         names = {file.filename for file in self._listing([f"*{SUFFIX}"])}
         found = models(names)
-        first = choose(found, model.quantization)
-        if first is not None:
-            shards = tuple(file.name for file in shard_files(Path(first)))
-            if (missing := next((name for name in shards if name not in names), None)) is not None:
+        chosen = self._chosen(names)
+        if chosen:
+            if (missing := next((name for name in chosen if name not in names), None)) is not None:
                 raise HubError(
                     HubCause.NO_CHECKPOINT, f"{model.repo} has not all shards of a model: {missing} is missing"
                 )
-            return shards
+            return chosen
+        if self._projector == "alone":
+            known = ", ".join(projectors(names)[:12]) or "none"
+            problem = (
+                f"{model} is no projector of images; name the precision of one of its mmproj files, as F16: {known}"
+            )
+            raise HubError(HubCause.NO_CHECKPOINT, problem)
         if found:
             fitting = f"none of {model.quantization}" if model.quantization else f"several, and not one {DEFAULT}"
             raise HubError(

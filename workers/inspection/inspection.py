@@ -75,7 +75,7 @@ class Inspection:
         supports = [_support(each) for each in specs]
         served = next((number for number, each in enumerate(supports) if each.mode != "refused"), 0)
         config = _config(specs[served])
-        mapped = _map(path, config, supports[served].problem)
+        mapped = _map(spec, config, supports[served].problem)
         if (
             mapped is not None
             and isinstance(config, ModelConfig | EncoderConfig)
@@ -86,7 +86,7 @@ class Inspection:
         memory = None
         if supports[served].mode != "refused" and config is not None:
             memory = MemoryFigures.of(specs[served], supports[served].backend, config)
-        description, vision = Description.of(path, fields, config), TowerView.of(path)
+        description, vision = Description.of(path, fields, config), TowerView.of(path, spec.mmproj)
         return cls(str(path), description, tuple(supports), mapped, memory, vision)
 
 
@@ -116,9 +116,10 @@ def _config(spec: WorkerSpec) -> ModelConfig | LoneConfig | EncoderConfig | None
         return None
 
 
-def _map(path: Path, config: ModelConfig | LoneConfig | EncoderConfig | None, problem: str) -> TensorMap | None:
+def _map(spec: WorkerSpec, config: ModelConfig | LoneConfig | EncoderConfig | None, problem: str) -> TensorMap | None:
+    path = Path(spec.model_path)
     try:
         mapped = TensorMap.of(path, config, problem)
     except CheckpointError:
         return None
-    return map_tower(path, mapped) if isinstance(config, ModelConfig) else mapped
+    return map_tower(path, spec.mmproj, mapped) if isinstance(config, ModelConfig) else mapped

@@ -203,7 +203,7 @@ class IreeRunner:
             undo.callback(building.close)
             undo.callback(runner.close)
             runner.graphs.open(building, plan.first() if background else plan.required(), progress)
-            runner._open_vision(path, progress)
+            runner._open_vision(path, options.mmproj, progress)
             undo.pop_all()
         if background:
             runner.graphs.fetch(plan.optional(), plan.rare())
@@ -228,9 +228,9 @@ class IreeRunner:
         """See `Runner.vision`."""
         return self._vision
 
-    def _open_vision(self, path: Path, progress: Progress) -> None:
+    def _open_vision(self, path: Path, mmproj: str, progress: Progress) -> None:
         """Load the vision tower, if the plan has one. Raises `CheckpointError`."""
-        graphs, tower = self._plan.tower, find_tower(path)
+        graphs, tower = self._plan.tower, find_tower(path, mmproj)
         if graphs is None or tower is None:
             return
         module, config = self.graphs[graphs.names[0]], self._plan.config

@@ -158,7 +158,7 @@ class MlxRunner:
         kind = config.dtype if options.dtype == "auto" else options.dtype
         row_bytes = kv_row_bytes(config, getattr(mx, kind).size, options.kv_dtype)
         free = free_bytes()
-        vision = open_tower(path, kind) if options.vision else None
+        vision = open_tower(path, kind, options.mmproj) if options.vision else None
         weights = weight_bytes(open_weights(path, quantize), kind, quantize, mtp=config.mtp)
         held = weights + (0 if vision is None else vision.nbytes)
         places = adapter_places(config, options)

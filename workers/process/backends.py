@@ -274,6 +274,7 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
         runtime_loras=spec.runtime_loras,
         embeddings=spec.embeddings,
         vision=spec.vision,
+        mmproj=spec.mmproj,
         attention=spec.attention,
         workers=spec.workers,
         place=spec.place,

@@ -105,6 +105,10 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
     planned = plan_draft(spec)
     runner = load_runner(spec, progress)
     log_alone(spec, runner.capabilities.slots)
+    if runner.vision is not None or spec.backend != "scripted":
+        from workers.process.startup.projector import log_projector  # slow imports, which a script does not need
+
+        log_projector(spec)
     with contextlib.ExitStack() as undo:
         undo.callback(runner.close)
         if planned is not None and (reason := _unverified(runner.capabilities)):
@@ -311,7 +315,7 @@ def image_source(spec: WorkerSpec, vision: VisionEncoder) -> ImageSource:
         return ScriptedImageProcessor()
     from workers.vision.processor import ImageProcessor
 
-    if (processor := ImageProcessor.of(Path(spec.model_path))) is None:
+    if (processor := ImageProcessor.of(Path(spec.model_path), spec.mmproj)) is None:
         raise LoadRefused(f"vision: {spec.model_name} has no preprocessing of images: serve it with --no-vision")
     return processor
 

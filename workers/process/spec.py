@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from protocol.bounds import MAX_ADAPTERS, MAX_COUNT, MAX_SLOTS, MAX_TOKENS, MIN_KEEP, Label, Name
 from protocol.events import Phases
 from protocol.scheduling import MAX_HEADROOM, SchedulerPolicy
+from workers.checkpoints.gguf.find import MMPROJ_AUTO
 from workers.engine.images.image_row_cache import DEFAULT_CACHE_BYTES
 from workers.faults.plan import Fault, of_incarnation
 from workers.host.cpu_plan import AUTO as BIND_AUTO
@@ -118,6 +119,8 @@ class WorkerSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """Prompts may have rows of embeddings in place of tokens."""
     vision: bool = True
     """A model that has a vision tower is loaded with it, so that prompts may have images."""
+    mmproj: Annotated[str, Meta(min_length=1)] = MMPROJ_AUTO
+    """The GGUF file with that tower, for a model in GGUF files; "auto" is the one beside it, "none" is none."""
     parse_special: bool = False
     """Take control tokens in the text of chat messages for control tokens, not for text."""
     generation_config: GenerationConfig = "auto"

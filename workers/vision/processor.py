@@ -9,6 +9,9 @@ from protocol.request import Image, ImageDetail
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.checkpoint import config_digest
 from workers.checkpoints.documents import find_document
+from workers.checkpoints.gguf.find import MMPROJ_AUTO, gguf_path
+from workers.checkpoints.gguf.gguf_file import GgufFile
+from workers.checkpoints.gguf.vocabulary import GgufVocabulary
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
 from workers.vision.config import VisionConfig
 from workers.vision.decode import decode, upright_size
@@ -45,22 +48,23 @@ class ImageProcessor:
         self._digest = f"{digest} {__version__}".encode()
 
     @classmethod
-    def of(cls, checkpoint: Path) -> "ImageProcessor | None":
+    def of(cls, checkpoint: Path, mmproj: str = MMPROJ_AUTO) -> "ImageProcessor | None":
         """Read the preprocessing of a checkpoint. None for one without a vision tower that is supported
-        (`workers.vision.tower.no_images` says why).
+        (`workers.vision.tower.no_images` says why). `mmproj` as in `find_tower`.
 
         Raises `CheckpointError` for settings that are not supported, which names the file and the field.
         """
-        tower = find_tower(checkpoint)
+        tower = find_tower(checkpoint, mmproj)
         return None if tower is None else cls.of_tower(tower)
 
     @classmethod
     def of_tower(cls, tower: VisionTower) -> "ImageProcessor":
         """Read the preprocessing of a checkpoint with a tower. Raises `CheckpointError`."""
-        path = tower.path
-        settings = PreparationSettings(_preprocessor(path), tower.fields, tower.config, _added_tokens(path))
-        preparer = tower.family.prepare(settings)
-        return cls(tower.config, preparer, settings.image_id(), config_digest(path))
+        path, projector = tower.path, tower.projector
+        preprocessor = _preprocessor(path) if projector is None else projector.preprocessor
+        settings = PreparationSettings(preprocessor, tower.fields, tower.config, _added_tokens(path))
+        digests = [config_digest(each) for each in (path, *([] if projector is None else [projector.file.path]))]
+        return cls(tower.config, tower.family.prepare(settings), settings.image_id(), " ".join(digests))
 
     @property
     def placeholder(self) -> str:
@@ -118,6 +122,10 @@ def _preprocessor(path: Path) -> Fields:
 
 def _added_tokens(path: Path) -> dict[int, str]:
     """Read the added tokens of the tokenizer. Raises `CheckpointError`."""
+    file = gguf_path(path)
+    if file is not None:  # whose tokenizer.json takes long to make
+        vocabulary = GgufVocabulary.of(GgufFile.open(file))
+        return {} if vocabulary is None else {each["id"]: each["content"] for each in vocabulary.added()}
     document = find_document(path, TOKENIZER, MAX_TABLE_BYTES) or {}
     added = document.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):

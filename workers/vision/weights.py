@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.checkpoint import open_part
 from workers.checkpoints.json_files import CheckpointError
 from workers.vision.config import VisionConfig
-from workers.vision.families.family import VisionFamily
+from workers.vision.families.family import Sources
 from workers.vision.parameters import Shape, parameter_shapes
 
 
@@ -18,12 +17,12 @@ class VisionWeights(Mapping[str, NDArray[Any]]):
     """A tower's parameters by canonical names (`workers.vision.config`), in the types of the checkpoint: float32,
     float16 or bfloat16; quantized ones are dequantized. Each access reads the file."""
 
-    def __init__(self, path: Path, family: VisionFamily, config: VisionConfig) -> None:
+    def __init__(self, path: Path, config: VisionConfig, sources: Sources, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Raises `CheckpointError` for files that cannot be read, and for a tensor that is missing."""
         self.shapes: Mapping[str, Shape] = parameter_shapes(config)
         self._path = path
-        self._sources = family.sources(config)
-        self._tensors = open_part(path, family.prefixes)
+        self._sources = sources
+        self._tensors = tensors
         for name in self.shapes:
             for tensor in self._sources[name].tensors:
                 if tensor not in self._tensors:
@@ -36,7 +35,7 @@ class VisionWeights(Mapping[str, NDArray[Any]]):
         found = [self._tensors[tensor] for tensor in source.tensors]
         parameter = found[0] if source.change is None else source.change(*found)
         if parameter.shape != self.shapes[name]:
-            problem = f"has the shape {found[0].shape}, config.json says {self.shapes[name]} for {name}"
+            problem = f"has the shape {found[0].shape}, the description says {self.shapes[name]} for {name}"
             raise CheckpointError(self._path, source.tensors[0], problem)
         return np.ascontiguousarray(parameter)
 

@@ -16,7 +16,7 @@ from actors.supervision.local import CommandLine
 from baton_serve.start import module_command
 from cli.config.errors import CommandFailed
 from cli.config.launch import like_command, worker_command
-from cli.config.model import ChosenModel, chosen_name, is_builtin
+from cli.config.model import ChosenModel, chosen_name, is_builtin, takes_projector
 from cli.config.model_settings import ModelSettings
 from cli.config.settings import Settings
 from cli.config.several.memory_plan import MemoryPlan
@@ -25,7 +25,7 @@ from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.models.context_shares import ModelMemory
 from gateway.models.terms import ModelTerms, ModelUnavailable
 from workers.errors import LoadRefused
-from workers.hub.download import Download
+from workers.hub.download import Download, WithProjector
 from workers.hub.hub_id import HubId
 from workers.hub.resolve import hub_id
 from workers.process.spec import WorkerSpec
@@ -42,7 +42,10 @@ def absent_hub_model(settings: Settings) -> HubId | None:
     if is_builtin(settings):
         return None
     model = hub_id(settings.model)
-    return None if model is None or Download(model).cached() is not None else model
+    if model is None:
+        return None
+    projector: WithProjector = "with" if takes_projector(settings) else "without"
+    return None if Download(model, projector=projector).cached() is not None else model
 
 
 @dataclass

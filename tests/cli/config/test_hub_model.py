@@ -34,7 +34,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         for name, value in {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": ""}.items():
             monkeypatch.setenv(name, value)
         # `huggingface_hub` reads these variables when it is imported.
-        monkeypatch.setattr(hub_model, "Download", lambda model: Download(model, server.url, tmp_path / "home" / "hub"))
+        folder = tmp_path / "home" / "hub"
+        monkeypatch.setattr(
+            hub_model, "Download", lambda model, projector: Download(model, server.url, folder, projector=projector)
+        )
         yield server
 
 
@@ -115,7 +118,7 @@ async def test_a_checkpoint_that_cannot_be_served_is_refused_with_its_fault(hub:
 
 
 async def test_one_that_is_loaded_at_the_start_is_resolved_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(name: str) -> Path:
+    def resolve(name: str, *, projector: bool) -> Path:
         raise HubError(HubCause.NOT_FOUND, f"no {name}")
 
     monkeypatch.setattr("cli.config.model.resolve_model", resolve)

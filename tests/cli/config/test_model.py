@@ -13,6 +13,7 @@ from cli.config.sources import load
 from models import builtin_path
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import CheckpointError
+from workers.hub.download import Download
 
 
 def test_no_model_is_the_builtin_one() -> None:
@@ -44,12 +45,12 @@ def test_the_name_of_the_current_directory_is_its_own(tmp_path: Path, monkeypatc
 
 
 def test_a_hub_id_is_downloaded_and_is_the_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(chosen, "resolve_model", lambda model: tmp_path / model)
+    monkeypatch.setattr(chosen, "resolve_model", lambda model, *, projector: tmp_path / model)
     assert ChosenModel.choose(Settings(model="org/name")) == ChosenModel("org/name", tmp_path / "org/name")
 
 
 def test_a_failed_download_is_a_command_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: str) -> Path:
+    def refuse(model: str, *, projector: bool) -> Path:
         raise CheckpointError(model, "", "could not be fetched")
 
     monkeypatch.setattr(chosen, "resolve_model", refuse)
@@ -130,3 +131,39 @@ def test_an_error_of_a_worker_names_what_set_the_setting(
     place = {"flag": "--cpu", "variable": "BATON_CPU", "file": "baton.toml: cpu"}[source]
     with pytest.raises(CommandFailed, match=f"^{place}: 'avx2' has no effect on the mlx backend"):
         check_model(worker_spec(settings, ChosenModel.choose(settings)))
+
+
+def test_a_projector_is_a_file_or_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ChosenModel("m", tmp_path / "model.gguf")
+    for name in ("auto", "none"):
+        assert worker_spec(Settings(mmproj=name), model).mmproj == name
+    (tmp_path / "mmproj-F16.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    assert worker_spec(Settings(mmproj="mmproj-F16.gguf"), model).mmproj == str(tmp_path / "mmproj-F16.gguf")
+    for missing in ("mmproj-F32.gguf", "~/nowhere.gguf", "~nobody-of-that-name/m.gguf", "x"):
+        with pytest.raises(CommandFailed, match=f"^--mmproj: {missing}: there is no such"):
+            worker_spec(load({"mmproj": missing}), model)
+    asked = []
+
+    def fetched(download: Download) -> Path:
+        asked.append(download)
+        return tmp_path / "cached.gguf"
+
+    monkeypatch.setattr("workers.hub.resolve._fetched", fetched)
+    assert worker_spec(Settings(mmproj="org/name:F16"), model).mmproj == str(tmp_path / "cached.gguf")
+    assert len(asked) == 1
+
+
+def test_a_projector_is_wanted_of_the_hub_unless_settings_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wanted = []
+
+    def resolve(model: str, *, projector: bool) -> Path:
+        wanted.append(projector)
+        return tmp_path
+
+    monkeypatch.setattr(chosen, "resolve_model", resolve)
+    for options in ({}, {"mmproj": "none"}, {"mmproj": "org/other"}, {"vision": False}):
+        ChosenModel.choose(Settings(model="org/name", **options))
+    assert wanted == [True, False, False, False]

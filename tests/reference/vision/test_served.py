@@ -20,6 +20,7 @@ from tests.gateway.images.files import data_url
 from tests.reference.vision.processors import expansion, process
 from tests.reference.vision.test_vision import as_file, load_model, loaded, picture
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
+from tests.vision_checkpoints.projector_files import make_projected
 from workers.faults.plan import Fault
 from workers.process.spec import Backend, WorkerSpec
 
@@ -141,6 +142,18 @@ async def images(real: Real) -> tuple[int, int]:
         name, _, value = line.partition(" ")
         found[name.partition("{")[0]] = value
     return int(float(found["baton_images_encoded_total"])), int(float(found["baton_image_cache_hits_total"]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", ["iree", "mlx"])
+async def test_gguf_files_are_served_as_their_safetensors(serve: Serve, tmp_path: Path, backend: Backend) -> None:
+    path = make_vision_checkpoint(tmp_path / "checkpoint", "qwen3_vl")
+    bounds = {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 8192}
+    answers = []
+    for model in (path, make_projected(path, tmp_path, metadata=bounds)):
+        async with serve(model, backend) as real:
+            answers.append(await ask(real, picture(*SIZE)))
+    assert answers[1] == answers[0]
 
 
 @pytest.mark.parametrize(("backend", "family"), CASES)

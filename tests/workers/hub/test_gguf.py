@@ -6,27 +6,30 @@ import pytest
 
 from cli.config.options import complete_hub_model
 from tests.workers.hub.hub_server import HubServer, hub_error
-from workers.checkpoints.gguf.find import choose, models, quantization_of
+from workers.checkpoints.gguf.find import choose, choose_projector, models, quantization_of
 from workers.hub.cache import HubCache
-from workers.hub.download import Download
+from workers.hub.download import Download, WithProjector
 from workers.hub.errors import HubCause, HubError
 from workers.hub.hub_id import HubId
 
 REPO = "org/model-GGUF"
 SHARDS = ("model-BF16-00001-of-00002.gguf", "model-BF16-00002-of-00002.gguf")
+PROJECTOR = "mmproj-model-F16.gguf"
 NAMES = ("model-Q4_K_M.gguf", "model-Q4_K_S.gguf", "model-Q8_0.gguf", *SHARDS)
 
 
 @pytest.fixture
 def files(hub: HubServer) -> HubServer:
     """The hub has a repository with several quantizations, a projector of images and importances."""
-    others = ("mmproj-model-F16.gguf", "model.imatrix.gguf", "README.md")
+    others = (PROJECTOR, "model.imatrix.gguf", "README.md")
     hub.repos[REPO] = {name: name.encode() for name in (*NAMES, *others)}
     return hub
 
 
-def download(hub: HubServer, cache: Path, quantization: str = "", repo: str = REPO) -> Download:
-    return Download(HubId(repo, quantization=quantization), hub.url, cache)
+def download(
+    hub: HubServer, cache: Path, quantization: str = "", repo: str = REPO, projector: WithProjector = "with"
+) -> Download:
+    return Download(HubId(repo, quantization=quantization), hub.url, cache, projector=projector)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,7 @@ def test_one_quantization_is_downloaded(
     work = download(files, cache, quantization)
     assert work.cached() is None
     plan = work.plan()
+    expected = (*expected, PROJECTOR)
     assert plan.files == expected
     assert plan.size == plan.missing == sum(map(len, expected))
     path = work.run(plan)
@@ -54,6 +58,51 @@ def test_another_quantization_is_not_taken_from_the_cache(files: HubServer, cach
     work.run(work.plan())
     assert download(files, cache).cached() is None  # the default is another file
     assert download(files, cache, "Q4_K_S").cached() is None
+
+
+def test_a_projector_is_left_out_or_downloaded_later_or_alone(files: HubServer, cache: Path) -> None:
+    text = download(files, cache, projector="without")
+    path = text.run(text.plan())
+    assert [file.name for file in path.parent.iterdir()] == [NAMES[0]]
+    assert text.cached() == path
+    both = download(files, cache)
+    assert both.cached() is None
+    assert both.plan().missing == len(PROJECTOR)
+    assert both.run(both.plan()) == path
+    assert both.cached() == path
+    alone = download(files, cache, projector="alone")
+    assert alone.cached() == path.with_name(PROJECTOR)
+
+
+def test_one_of_several_projectors_is_downloaded_by_its_precision(files: HubServer, cache: Path) -> None:
+    files.repos[REPO] |= {"mmproj-model-F32.gguf": b"32", "mmproj-model-Q8_0.gguf": b"8"}
+    work = download(files, cache)
+    assert work.plan().files == (NAMES[0], "mmproj-model-Q8_0.gguf")
+    named = download(files, cache, "f32", projector="alone")
+    assert named.cached() is None
+    assert named.run(named.plan()).read_bytes() == b"32"
+    with pytest.raises(HubError, match=r"is no projector of images; name the precision .*: mmproj-model-F16\.gguf, "):
+        download(files, cache, "BF16", projector="alone").plan()
+
+
+@pytest.mark.parametrize(
+    ("names", "model", "quantization", "expected"),
+    [
+        (("mmproj-F16.gguf", "m-Q4_K_M.gguf"), "m-Q4_K_M.gguf", "", "mmproj-F16.gguf"),
+        (("mmproj.gguf",), "m.gguf", "", "mmproj.gguf"),
+        (("m-mmproj-f16.gguf", "m.mmproj-Q8_0.gguf"), "m.gguf", "", None),
+        (("mmproj-BF16.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"), "m-Q4_K_M.gguf", "", "mmproj-BF16.gguf"),
+        (("mmproj-F16.gguf", "mmproj-F32.gguf"), "m-F32.gguf", "", "mmproj-F32.gguf"),
+        (("mmproj-a-F16.gguf", "mmproj-b-F16.gguf"), "a.gguf", "", None),
+        (("mmproj-a-F16.gguf", "mmproj-b-F32.gguf"), "a.gguf", "f32", "mmproj-b-F32.gguf"),
+        (("mmprojector.gguf", "m.gguf"), "m.gguf", "", None),
+    ],
+    ids=["one", "bare", "two-names", "closest", "same", "two-models", "named", "another-word"],
+)
+def test_the_projector_of_a_model_is_found(
+    names: tuple[str, ...], model: str, quantization: str, expected: str | None
+) -> None:
+    assert choose_projector(names, model, quantization) == expected
 
 
 def test_a_file_that_is_cut_short_is_downloaded_again(files: HubServer, cache: Path) -> None:
@@ -152,8 +201,8 @@ def test_one_quantization_is_removed(files: HubServer, cache: Path) -> None:
     ((revision, chosen),) = store.chosen(shards)
     assert [file.name for file in chosen] == list(SHARDS)
     assert store.remove(shards) >= sum(map(len, SHARDS))
-    assert sorted(file.name for file in path.parent.iterdir()) == ["model-Q8_0.gguf"]
-    assert len([*(store.folder_of(shards) / "blobs").iterdir()]) == 1
+    assert sorted(file.name for file in path.parent.iterdir()) == [PROJECTOR, "model-Q8_0.gguf"]
+    assert len([*(store.folder_of(shards) / "blobs").iterdir()]) == 2
     with pytest.raises(HubError, match="does not have org/model-GGUF:bf16") as failed:
         store.remove(shards)
     assert failed.value.cause is HubCause.NOT_FOUND
@@ -172,7 +221,7 @@ def test_what_another_revision_has_of_a_quantization_stays(files: HubServer, cac
     newer = work.run(work.plan())
     assert older != newer.parent
     HubCache(cache).remove(HubId(REPO, older.name, "Q8_0"))
-    assert [file.name for file in older.iterdir()] == ["model-Q4_K_M.gguf"]
+    assert sorted(file.name for file in older.iterdir()) == [PROJECTOR, "model-Q4_K_M.gguf"]
     assert newer.read_bytes() == b"model-Q8_0.gguf"
 
 

@@ -34,6 +34,8 @@ from workers.checkpoints.gguf.rotary import rotary_fields
 
 HEAD = "output.weight"
 TOKENS = "token_embd.weight"
+PROJECTOR = "clip"
+"""The architecture of vision towers in files of their own."""
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}
 """Layers of the models whose attention scale is not that of their head's width."""
 
@@ -86,10 +88,19 @@ def _llama(keys: Keys, fields: Fields) -> None:
         read_experts(keys, fields)
 
 
+def _vision_language(keys: Keys, fields: Fields) -> None:
+    """The language models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a text has the same position in all sections, and adds
+    no rows of a deep stack."""
+    for name in ("rope.dimension_sections", "n_deepstack_layers"):
+        keys.get(name)
+
+
 LLAMA_LIKE: Mapping[str, Architecture] = {
     "llama": Architecture("llama", LLAMA | MIXTRAL_EXPERTS, paired=True, read=_llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
+    "qwen2vl": Architecture("qwen2", read=_vision_language),
+    "qwen3vl": Architecture("qwen3", read=_vision_language),
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", ATTENTION | MLP | AROUND, read=_gemma2),
     "gemma3": Architecture("gemma3_text", ATTENTION | MLP | AROUND, read=_gemma3, theta=1_000_000.0),
@@ -107,6 +118,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {**LLAMA_LIKE, **DENSE, **MIXTURES, 
 def architecture_of(model: GgufFile) -> Architecture:
     """Return the architecture of a file. Raises `CheckpointError` with the supported ones."""
     name = Keys(model).architecture
+    if name == PROJECTOR:
+        problem = "the file is a projector of images: name the file of the model, and this one with --mmproj"
+        raise model.error("general.architecture", problem)
     if name not in ARCHITECTURES:
         problem = f"{name!r} is not supported, only {', '.join(ARCHITECTURES)}"
         raise model.error("general.architecture", problem)

@@ -12,6 +12,11 @@ DEFAULT = "Q4_K_M"
 """The quantization that is taken of several, as llama.cpp and Ollama do."""
 _OTHER_PARTS = re.compile(r"(mmproj|mtp|imatrix)[-_.]|.*[-_.](mmproj|imatrix)", re.IGNORECASE)
 """Names of files that hold projectors of images, draft heads or statistics beside a model."""
+_PROJECTOR = re.compile(r"(.*[-_.])?mmproj([-_.].*)?\.gguf", re.IGNORECASE)
+_PRECISION = re.compile(r"[-_.](i?q\d\w*|b?f\d\d)$", re.IGNORECASE)
+"""The end of a name without its suffix that tells the type of most weights."""
+MMPROJ_AUTO, MMPROJ_NONE = "auto", "none"
+"""The settings that take the projector beside a model, and none."""
 
 
 def gguf_path(path: Path) -> Path | None:
@@ -57,3 +62,52 @@ def choose(names: Iterable[str], quantization: str) -> str | None:
     wanted = re.compile(rf"(^|.*[-._]){re.escape(quantization or DEFAULT)}([-._]\d{{5}}-of-\d{{5}})?", re.IGNORECASE)
     fitting = [name for name in found if wanted.fullmatch(name.removesuffix(SUFFIX))]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def projectors(names: Iterable[str]) -> list[str]:
+    """Return the projectors of images among the names of a folder's files, sorted."""
+    return sorted(name for name in names if _PROJECTOR.fullmatch(name))
+
+
+def choose_projector(names: Iterable[str], model: str, quantization: str = "") -> str | None:
+    """Return the projector for a model file by the names of the files of their folder; None for none, and for several
+    of which the right one is not clear.
+
+    Of several whose names differ by their precision alone it is the one whose number of bits is closest to the
+    model's, as in llama.cpp. With `quantization` it is the only one of that precision.
+    """
+    found = projectors(names)
+    if quantization:
+        found = [name for name in found if _precision(name).lower() == quantization.lower()]
+    if len({_PRECISION.sub("", name.removesuffix(SUFFIX)).lower() for name in found}) > 1:
+        return None
+    wanted = _bits(quantization_of([model], model))
+    return min(found, key=lambda name: (abs(_bits(_precision(name)) - wanted), name), default=None)
+
+
+def _precision(name: str) -> str:
+    match = _PRECISION.search(name.removesuffix(SUFFIX))
+    return match[1] if match else ""
+
+
+def _bits(precision: str) -> int:
+    """The first number in the name of a precision; 0 without one."""
+    match = re.search(r"\d+", precision) if _PRECISION.fullmatch(f"-{precision}") else None
+    return int(match[0]) if match else 0
+
+
+def projector_path(model: Path, mmproj: str = MMPROJ_AUTO) -> Path | None:
+    """Return the file of the projector of images that belongs to a model: the one that a setting names, or, by default,
+    the one beside its GGUF file; None for none. Raises `CheckpointError` for a setting beside a model that is no GGUF
+    file."""
+    file = gguf_path(model)
+    if mmproj not in (MMPROJ_AUTO, MMPROJ_NONE) and file is None:
+        raise CheckpointError(
+            model, "", f"is no GGUF file, and has its vision tower in itself: leave the projector {mmproj} out"
+        )
+    if file is None or mmproj == MMPROJ_NONE:
+        return None
+    if mmproj != MMPROJ_AUTO:
+        return first_file(Path(mmproj))
+    name = choose_projector((each.name for each in file.parent.glob(f"*{SUFFIX}")), file.name)
+    return None if name is None else file.parent / name

@@ -8,6 +8,7 @@ from msgspec import Struct
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.parts import LatentAttention
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.gguf.find import MMPROJ_AUTO
 from workers.checkpoints.lora.adapted_matrices import adapter_stacks, read_adapters
 from workers.checkpoints.lora.adapter_places import AdapterPlaces
 from workers.iree.build.compiler import Compiler
@@ -63,6 +64,8 @@ class Recipe(Struct, frozen=True, tag="decoder"):
     """There is a graph of the queries of a few rows."""
     vision: bool = False
     """The graphs of the checkpoint's vision tower are among them, and those for its rows of embeddings."""
+    mmproj: str = MMPROJ_AUTO
+    """The file with that tower, as in `LoadOptions`."""
     window_cache: WindowCache = "full"
     lora_modules: tuple[tuple[str, str], ...] = ()
     """Names and directories of adapters that requests choose, of which the headers of the tensors are read."""
@@ -97,6 +100,7 @@ class Recipe(Struct, frozen=True, tag="decoder"):
             embeddings=config.choose_embeddings(options.embeddings),
             queries=options.attention,
             vision=_has_tower(path, config, options),
+            mmproj=options.mmproj,
             window_cache=options.window_cache if device.local else "full",
             lora_modules=tuple((name, str(path)) for name, path in options.lora_modules),
             max_lora_rank=options.max_lora_rank,
@@ -134,7 +138,7 @@ class Recipe(Struct, frozen=True, tag="decoder"):
         # One decode graph where rows cost next to nothing and kernels may change with their number.
         buckets = decode_buckets(self.slots) if tiled else (self.slots,)
         chunks = prefill_chunks(self.context)
-        tower = find_tower(Path(self.model)) if self.vision else None
+        tower = find_tower(Path(self.model), self.mmproj) if self.vision else None
         return GraphPlan(
             config,
             ops,
@@ -189,7 +193,7 @@ class Recipe(Struct, frozen=True, tag="decoder"):
 def _has_tower(path: Path, config: ModelConfig, options: LoadOptions) -> bool:
     """Return whether the vision tower is loaded, if there is one. Raises `LoadRefused` for rows of embeddings of
     requests that have another width than those of its images."""
-    tower = find_tower(path) if options.vision else None
+    tower = find_tower(path, options.mmproj) if options.vision else None
     if tower is not None:
         tower.config.choose_width(config.hidden_size if options.embeddings else 0)
     return tower is not None

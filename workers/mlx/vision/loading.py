@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import CheckpointError
+from workers.checkpoints.gguf.find import MMPROJ_AUTO
 from workers.mlx.runtime.device import adds_in_order
 from workers.mlx.vision.encoder import MlxPartSize, MlxTower
 from workers.mlx.vision.tower import MlxVisionTower
@@ -76,12 +77,13 @@ class UnreadTower:
         return tower_of(self.config, self.parameters, self.dtype, device, self.padding)
 
 
-def open_tower(path: Path, dtype: Dtype) -> UnreadTower | None:
+def open_tower(path: Path, dtype: Dtype, mmproj: str = MMPROJ_AUTO) -> UnreadTower | None:
     """Open the vision tower of a checkpoint, whose weights will be in `dtype`; None for a checkpoint without one.
+    `mmproj` as in `find_tower`.
 
     Raises `CheckpointError` for a tower with unsupported values or without some of its tensors.
     """
-    tower = find_tower(path)
+    tower = find_tower(path, mmproj)
     if tower is None:
         return None
     text = tower.fields.section("text_config")

@@ -73,6 +73,7 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     from workers.process.startup.context_choice import ContextChoice
     from workers.process.startup.draft_plan import check_draft
     from workers.process.startup.encoder_settings import check_encoder
+    from workers.process.startup.projector import projector_digest
     from workers.process.startup.sparse_plan import check_sparse
     from workers.process.startup.state_sizes import check_state_cache
 
@@ -96,6 +97,8 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     by = _computed_by(backend, spec.cpu, compile_only)
     if spec.adapter:
         model = hashlib.sha256(f"{model} {_adapter_digest(spec, backend)}".encode()).hexdigest()[:32]
+    if projector := projector_digest(spec, config):
+        model = hashlib.sha256(f"{model} mmproj {projector}".encode()).hexdigest()[:32]
     if spec.lora_modules:
         model = hashlib.sha256(f"{model} {lora_digest(spec, backend, config)}".encode()).hexdigest()[:32]
     settings = f"{model} {backend} {computes} {spec.dtype} {quantize} {context} {by}"

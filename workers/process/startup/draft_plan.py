@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from workers.checkpoints.architectures.tensors import parameter_count
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights, same_text
 from workers.checkpoints.documents import has_tokenizer
+from workers.checkpoints.gguf.find import MMPROJ_NONE
 from workers.checkpoints.weight_size import weight_bytes
 from workers.errors import LoadRefused
 from workers.host.memory import Needed, free_bytes
@@ -107,6 +108,7 @@ def draft_spec(spec: WorkerSpec) -> WorkerSpec:
         speculate="off",
         embeddings=False,
         vision=False,
+        mmproj=MMPROJ_NONE,
         window_cache="full",
         chosen_context=0,
         kv_most=0,

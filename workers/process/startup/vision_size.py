@@ -15,7 +15,7 @@ def vision_bytes(spec: WorkerSpec, kind: WeightDtype) -> int:
 
     It is not quantized: matrices have the type, and vectors are float32. Raises `CheckpointError`.
     """
-    tower = find_tower(Path(spec.model_path)) if spec.vision else None
+    tower = find_tower(Path(spec.model_path), spec.mmproj) if spec.vision else None
     if tower is None:
         return 0
     shapes = parameter_shapes(tower.config).values()

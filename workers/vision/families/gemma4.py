@@ -74,7 +74,7 @@ def _read(fields: Fields, model: ModelConfig) -> VisionConfig | None:
 
 
 def _sources(config: VisionConfig) -> Sources:
-    rotated, swapped = lambda tensor: _lanes(tensor, config.head_dim), lambda tensor: tensor[::-1]
+    rotated, swapped = lambda tensor: lanes_in_pairs(tensor, config.head_dim), lambda tensor: tensor[::-1]
     found: Sources = {
         "patch.weight": ParameterSource(("tower.patch_embedder.input_proj.weight",)),
         "positions.weight": ParameterSource(("tower.patch_embedder.position_embedding_table",), swapped),
@@ -91,20 +91,20 @@ def _sources(config: VisionConfig) -> Sources:
             found[f"{own}.{name}.weight"] = ParameterSource((f"{stored}.{each}.linear.weight",), change)
             if config.clipped:
                 ranges = tuple(f"{stored}.{each}.{end}" for end in RANGES)
-                found[f"{own}.{name}.clip"] = ParameterSource(ranges, _stacked)
+                found[f"{own}.{name}.clip"] = ParameterSource(ranges, stacked_ranges)
         for name in ("q_norm", "k_norm"):
             found[f"{own}.{name}.weight"] = ParameterSource((f"{stored}.self_attn.{name}.weight",), rotated)
     return found
 
 
-def _lanes(tensor: Array, head_dim: int) -> Array:
+def lanes_in_pairs(tensor: Array, head_dim: int) -> Array:
     """Order the lanes of heads, [column, column, row, row] in quarters that are rotated in pairs, as the canonical
     rotation pairs them: the first quarter and the third, the second and the fourth."""
     quarters = tensor.reshape(-1, 4, head_dim // 4, *tensor.shape[1:])
     return quarters[:, [0, 2, 1, 3]].reshape(tensor.shape)
 
 
-def _stacked(*ranges: Array) -> Array:
+def stacked_ranges(*ranges: Array) -> Array:
     return np.array([each.astype(np.float32).reshape(()) for each in ranges], np.float32)
 
 

@@ -101,15 +101,20 @@ def make_gguf(
     *,
     metadata: Mapping[str, Any] | None = None,
     shards: int = 0,
+    architecture: gguf.MODEL_ARCH | None = None,
+    keys: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `file`; `kind` is the type of matrices, or gives that of each by its name in the file. `metadata` replaces
-    keys. With `shards` the file is split into so many, whose names follow from its own."""
+    keys, and `keys` adds some of the architecture, which is by default the family's. With `shards` the file is split
+    into so many, whose names follow from its own."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     if "E" in config.get("hybrid_override_pattern", ""):
         arch = gguf.MODEL_ARCH.NEMOTRON_H_MOE
+    arch = architecture or arch
     values = {"general.architecture": gguf.MODEL_ARCH_NAMES[arch]}
-    values |= {f"{gguf.MODEL_ARCH_NAMES[arch]}.{key}": value for key, value in _keys(config).items()}
+    own = _keys(config) | dict(keys or {})
+    values |= {f"{gguf.MODEL_ARCH_NAMES[arch]}.{key}": value for key, value in own.items()}
     values |= _tokenizer(checkpoint, config["vocab_size"])
     values |= metadata or {}
     tensors = _tensors(checkpoint, config, gguf.get_tensor_name_map(arch, config["num_hidden_layers"] + 1))

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.reference.vision.processors import process
 from tests.reference.vision.test_vision import as_file, load_model, picture
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
+from tests.vision_checkpoints.projector_files import make_projected
 from tests.workers.iree.conftest import Load
 from tests.workers.iree.vision.prompted import GREEDY, Prompted, finish
 from workers.checkpoints.checkpoint import ModelConfig
@@ -33,6 +34,8 @@ OFTEN = "qwen3_vl"
 CASES = [
     pytest.param(name, marks=[] if name == OFTEN else [pytest.mark.exhaustive]) for name in sorted(VISION_FAMILIES)
 ]
+CENTRED = ("gemma3", "qwen3_5")
+"""Families whose norms are rounded once more when files have them with the one that is added to them."""
 LAYERS = {"lfm2_vl": 4, "qwen3_5": 4}
 """Layers of the language models; fewer are compiled sooner."""
 
@@ -103,6 +106,24 @@ def compare(torch: Any, mine: Case) -> None:
     np.testing.assert_allclose(prompt.last_logits(runner), expected, rtol=0, atol=ERROR * np.abs(expected).max())
     runner.reset(0)
     assert prompt.answer(runner, prompt.prefill(runner, []), len(answer)) == answer
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_gguf_files_have_the_logits_of_safetensors(family: str, case: Open, load: Load, tmp_path: Path) -> None:
+    mine = case(family)
+    ids, parts = ids_of(mine, (60, 44))
+    prompt = Prompted.of(mine.runner, ids, mine.own.image_token, parts)
+    mine.runner.reset(0)
+    expected = prompt.last_logits(mine.runner)
+    runner = load(make_projected(mine.path, tmp_path), context=CONTEXT, slots=3)
+    try:
+        found = Prompted.of(runner, ids, mine.own.image_token, parts).last_logits(runner)
+    finally:
+        runner.close()
+    if family in CENTRED:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=ERROR * np.abs(expected).max())
+    else:
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.exhaustive

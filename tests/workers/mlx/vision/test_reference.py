@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from protocol.request import Image, Sampling
 from tests.reference.vision.processors import process
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
+from tests.vision_checkpoints.projector_files import PUBLISHED, make_projected
 from tests.workers.mlx.conftest import Load
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.runner import Chunk, DecodeRow, Runner
@@ -163,3 +164,28 @@ def test_logits_and_tokens_are_those_of_transformers(case: str, tmp_path: Path, 
     parts = [chunk.part(0, image), chunk.part(image, len(chunk.tokens) - image)]
     split = [runner.logits(structs.replace(part, slot=2)) for part in parts]
     np.testing.assert_array_equal(np.concatenate(split), logits)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.exhaustive)
+        for name in sorted(VISION_FAMILIES)
+    ],
+)
+def test_logits_of_gguf_files_are_those_of_safetensors(family: str, tmp_path: Path, load: Load) -> None:
+    small = family.startswith("qwen3")  # whose published images are larger than the context
+    path = make_vision_checkpoint(tmp_path / "checkpoint", family, **({} if small else PUBLISHED.get(family, {})))
+    bounds = {"clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 8192} if small else {}
+    found = []
+    for model in (path, make_projected(path, tmp_path, metadata=bounds)):
+        runner, processor = load(model, context=1024), ImageProcessor.of(model)
+        assert processor is not None
+        _, chunk, position = prompt_of(runner, path, processor)
+        found.append((runner.logits(chunk), answer_of(runner, structs.replace(chunk, slot=1), position)))
+    (expected, tokens), (logits, same) = found
+    # Norms of Gemma 3 and Qwen3.5 are rounded once more: files have them with the one that is added to them.
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
+    assert same == tokens
+    if family not in ("gemma3", "qwen3_5"):
+        np.testing.assert_array_equal(logits, expected)
