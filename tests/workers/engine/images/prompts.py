@@ -44,7 +44,9 @@ def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> Eng
         tokens += images[-1].numbers
     placed = None
     if images:
-        axes, answer = axes_of(tokens, list(zip((each.start for each in images), patches, strict=True))) if mrope else (None, None)
+        axes, answer = (
+            axes_of(tokens, list(zip((each.start for each in images), patches, strict=True))) if mrope else (None, None)
+        )
         placed = PromptImages(tuple(images), axes, answer)
     return EngineRequest(stream, tuple(tokens), **{"max_tokens": 6} | fields, images=placed)
 
