@@ -9,7 +9,7 @@ Parts = Sequence[ImagePatches]
 
 
 class HeldPatches:
-    """The patches of one image of a request: let go when their rows are there, and made again if rows are lost.
+    """The patches of one image of a request: released when their rows are computed, and prepared again if rows are lost.
 
     Changed by the engine's thread, but for `restore`: that runs on another one, for patches that the engine waits for.
     """
@@ -26,18 +26,18 @@ class HeldPatches:
         """The number of patches of each part."""
 
     def part(self, index: int) -> ImagePatches | None:
-        """Return the patches of a part; None if they were let go."""
+        """Return the patches of a part; None if they were released."""
         return self._parts[index]
 
     def release(self, index: int) -> None:
-        """Let the patches of a part go, if they can be made again."""
+        """Release the patches of a part, if they can be prepared again."""
         if self._again is not None:
             self._parts[index] = None
 
     def restore(self) -> None:
-        """Make the patches of all parts again. Raises what preparing an image does, and `RuntimeError` if the patches
+        """Prepare the patches of all parts again. Raises what preparing an image does, and `RuntimeError` if the patches
         are others than before: the file has not changed."""
-        assert self._again is not None, "patches that cannot be made again are not let go"
+        assert self._again is not None, "patches that cannot be prepared again are not released"
         parts = self._again()
         if tuple(part.key for part in parts) != self.keys:
             raise RuntimeError("an image that was prepared again has other pixels than before")

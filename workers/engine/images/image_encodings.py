@@ -79,7 +79,7 @@ class ImageEncodings:
         """Compute parts of the images that sequences want, in the order of their turns: one part at least, and while
         others decode no more than take about the time of a decode step. `needed` as in `ImageRowCache.trim`.
 
-        An image whose patches were let go is computed in a later step, when they are made again. Returns the images
+        An image whose patches were released is computed in a later step, when they are prepared again. Returns the images
         that failed.
         """
         self._watch(wants)
@@ -128,7 +128,7 @@ class ImageEncodings:
 
     def _restored(self, wants: Sequence[Want], now: float, failed: list[FailedImage]) -> tuple[list[Want], bool]:
         """Return the wants of images whose patches are there, or that are being computed, and whether there are others:
-        the patches of the next one of these are made again."""
+        the patches of the next one of these are prepared again."""
         ready = {_key(want) for want in wants if want[1].patches is not None}
         if self._open is not None:
             ready.add(self._open.key)

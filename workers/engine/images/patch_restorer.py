@@ -1,4 +1,4 @@
-"""Makes the patches of images again, for prompts whose rows were lost after the patches had been let go."""
+"""Prepares images once more, for prompts whose rows were lost after their patches had been released."""
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
@@ -17,7 +17,7 @@ class PatchRestorer:
         """Images that were prepared again."""
 
     def begin(self, held: HeldPatches) -> None:
-        """Begin to make patches again, unless others are being made: call it again later. Raises the error of an image
+        """Begin to prepare patches, unless others are being prepared: call it again later. Raises the error of an image
         that could not be prepared."""
         if self._future is not None:
             if not self._future.done():

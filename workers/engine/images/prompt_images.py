@@ -36,11 +36,11 @@ class PlacedImage:
 
     @property
     def patches(self) -> ImagePatches | None:
-        """Its patches; None if they were let go."""
+        """Its patches; None if they were released."""
         return self.held.part(self.part)
 
     def release(self) -> None:
-        """Let its patches go: its rows are there."""
+        """Release its patches: its rows are computed."""
         self.held.release(self.part)
 
     @property
@@ -62,7 +62,7 @@ class PromptImages:
     """With `axes`: the position of the first token of the answer, the same in all three."""
 
     def release(self) -> None:
-        """Let the patches of all images go: the rows of the prompt are written."""
+        """Release the patches of all images: the rows of the prompt are written."""
         for image in self.images:
             image.release()
 
