@@ -9,7 +9,8 @@ Parts = Sequence[ImagePatches]
 
 
 class HeldPatches:
-    """The patches of one image of a request: released when their rows are computed, and prepared again if rows are lost.
+    """The patches of one image of a request: released when their rows are computed, and prepared again if these are
+    lost.
 
     Changed by the engine's thread, but for `restore`: that runs on another one, for patches that the engine waits for.
     """
@@ -35,8 +36,8 @@ class HeldPatches:
             self._parts[index] = None
 
     def restore(self) -> None:
-        """Prepare the patches of all parts again. Raises what preparing an image does, and `RuntimeError` if the patches
-        are others than before: the file has not changed."""
+        """Prepare the patches of all parts again. Raises what preparing an image does, and `RuntimeError` if the
+        patches are others than before: the file has not changed."""
         assert self._again is not None, "patches that cannot be prepared again are not released"
         parts = self._again()
         if tuple(part.key for part in parts) != self.keys:

@@ -79,8 +79,8 @@ class ImageEncodings:
         """Compute parts of the images that sequences want, in the order of their turns: one part at least, and while
         others decode no more than take about the time of a decode step. `needed` as in `ImageRowCache.trim`.
 
-        An image whose patches were released is computed in a later step, when they are prepared again. Returns the images
-        that failed.
+        An image whose patches were released is computed in a later step, when they are prepared again. Returns the
+        images that failed.
         """
         self._watch(wants)
         until = self._decode_s if decoding else ALONE_S
@@ -135,9 +135,9 @@ class ImageEncodings:
         lost = [want for want in wants if _key(want) not in ready]
         if lost:
             sequence, image = want = _fairest(lost, now)
-            self._log.debug("image_prepared_again", stream=sequence.request.stream)
             try:
-                self._restorer.begin(image.held)
+                if self._restorer.begin(image.held):
+                    self._log.debug("image_prepared_again", stream=sequence.request.stream)
             except Exception as error:  # noqa: BLE001 - any error of preparation must end the sequences that wait only
                 failed.append(_failed(wants, _key(want), error))
         return [want for want in wants if _key(want) in ready], bool(lost)

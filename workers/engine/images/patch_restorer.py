@@ -1,5 +1,6 @@
 """Prepares images once more, for prompts whose rows were lost after their patches had been released."""
 
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from workers.engine.images.held_patches import HeldPatches
@@ -11,26 +12,25 @@ class PatchRestorer:
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
-        self._held: HeldPatches | None = None
+        self._held: weakref.ref[HeldPatches] | None = None
+        """What is prepared, unless its request has ended."""
         self._future: Future[None] | None = None
-        self.restored = 0
-        """Images that were prepared again."""
 
-    def begin(self, held: HeldPatches) -> None:
-        """Begin to prepare patches, unless others are being prepared: call it again later. Raises the error of an image
-        that could not be prepared."""
+    def begin(self, held: HeldPatches) -> bool:
+        """Begin to prepare patches, and return True; False if others are being prepared, or these. Called again, it
+        raises the error of an image that could not be prepared."""
         if self._future is not None:
             if not self._future.done():
-                return
+                return False
             done, future = self._held, self._future
             self._held = self._future = None
-            if done is held:
-                self.restored += 1
+            if done is not None and done() is held:
                 future.result()
-                return
+                return False
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "restore-patches")
-        self._held, self._future = held, self._executor.submit(held.restore)
+        self._held, self._future = weakref.ref(held), self._executor.submit(held.restore)
+        return True
 
     def wait(self, seconds: float) -> None:
         """Wait until the image is prepared, or for so long."""
