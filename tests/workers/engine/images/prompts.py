@@ -36,10 +36,10 @@ def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> Eng
             tokens += part.encode()
             continue
         data, width, height = part
-        file = Image("png", width, height, b"\x89PNG" + data)
-        parts = processor.prepare(file).parts
-        held = HeldPatches(parts, lambda file=file: processor.prepare(file).parts)  # type: ignore[misc]
-        patches += parts
+        held = _held(processor, Image("png", width, height, b"\x89PNG" + data))
+        (shown,) = (held.part(at) for at in range(len(held.keys)))
+        assert shown is not None
+        patches.append(shown)
         images.append(PlacedImage(len(tokens), held, f"image[{len(images)}]"))
         tokens += images[-1].numbers
     placed = None
@@ -49,6 +49,10 @@ def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> Eng
         )
         placed = PromptImages(tuple(images), axes, answer)
     return EngineRequest(stream, tuple(tokens), **{"max_tokens": 6} | fields, images=placed)
+
+
+def _held(processor: ScriptedImageProcessor, file: Image) -> HeldPatches:
+    return HeldPatches(processor.prepare(file).parts, lambda: processor.prepare(file).parts)
 
 
 def runner(**options: Any) -> ScriptedRunner:

@@ -428,11 +428,12 @@ def test_an_image_that_cannot_be_made_again_ends_its_request_alone(changed: bool
     asked, other = request(1, ASK, CAT), request(2, "Only text.")
     assert asked.images is not None
     (image,) = asked.images.images
-    parts = [image.patches, ()][not changed]
+    patches = image.patches
+    assert patches is not None
 
     def again() -> Any:
         if changed:
-            return [replace(parts, key=b"other")]
+            return [replace(patches, key=b"other")]
         raise OSError("gone")
 
     image.held._again = again
