@@ -1,4 +1,4 @@
-"""What a prompt needs to know of an image to count its tokens."""
+"""The text and the number of rows of an image, by which the tokens of a prompt are counted."""
 
 from dataclasses import dataclass
 

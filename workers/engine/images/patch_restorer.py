@@ -13,7 +13,7 @@ class PatchRestorer:
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._held: weakref.ref[HeldPatches] | None = None
-        """What is prepared, unless its request has ended."""
+        """The patches that are prepared, unless their request has ended."""
         self._future: Future[None] | None = None
 
     def begin(self, held: HeldPatches) -> bool:

@@ -22,7 +22,7 @@ class PlacedImage:
     field: str = ""
     """The request field that errors name."""
     part: int = 0
-    """Which of the parts of `held` it is."""
+    """Its index among the parts of `held`."""
     numbers: tuple[int, ...] = dataclasses.field(init=False)
     """The numbers that stand for its rows."""
 

@@ -388,7 +388,7 @@ def test_rows_of_images_from_elsewhere_are_those_of_their_tenant_alone() -> None
     assert target.tokens[2] == target.tokens[3] == cold(asked) != target.tokens[4]
 
 
-def test_patches_are_let_go_when_the_rows_are_computed_and_made_again_if_those_are_lost() -> None:
+def test_patches_are_released_when_the_rows_are_computed_and_prepared_again_if_those_are_lost() -> None:
     """The second request preempts the first one and takes its rows, and no row of an image is cached."""
     asked = request(1, ASK, MAP, CAT, "?", max_tokens=60)
     assert asked.images is not None
@@ -405,7 +405,7 @@ def test_patches_are_let_go_when_the_rows_are_computed_and_made_again_if_those_a
     assert [image.patches for image in asked.images.images] == [None, None]
 
 
-def test_streams_go_on_while_patches_are_made_again() -> None:
+def test_streams_go_on_while_patches_are_prepared_again() -> None:
     asked, others = request(1, ASK, CAT, max_tokens=4), request(2, "Go on.", max_tokens=40)
     assert asked.images is not None
     held, (image,) = asked.images.images[0].held, asked.images.images
@@ -424,7 +424,7 @@ def test_streams_go_on_while_patches_are_made_again() -> None:
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["unreadable", "other-pixels"])
-def test_an_image_that_cannot_be_made_again_ends_its_request_alone(changed: bool) -> None:
+def test_an_image_that_cannot_be_prepared_again_ends_its_request_alone(changed: bool) -> None:
     asked, other = request(1, ASK, CAT), request(2, "Only text.")
     assert asked.images is not None
     (image,) = asked.images.images
