@@ -153,7 +153,7 @@ def test_rows_of_images_that_another_worker_has_computed_lead_to_the_same_tokens
     rows = bytes(runner.read_rows(0, 0, most))
     runner.reset(0)
     runner.write_rows(1, 0, rows)
-    (token,) = runner.prefill([prompt.chunk(1).part(most, most + 1)], [GREEDY])
+    (token,) = runner.prefill([prompt.chunk(1).part(most, 1)], [GREEDY])
     assert prompt.answer(runner, token, COUNT, slot=1) == expected
 
 
