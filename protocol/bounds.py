@@ -84,6 +84,11 @@ FilePath = Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Tokens = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
+MIN_ROW_NUMBER = -(1 << 62)
+"""The least of the numbers below 0 that stand for the rows of an image among the tokens of cache rows: they are made of
+a digest of 62 bits (`workers.engine.embeddings.image_rows`)."""
+RowTokens = Annotated[tuple[Annotated[int, Meta(ge=MIN_ROW_NUMBER, le=MAX_TOKEN_ID)], ...], Meta(max_length=MAX_TOKENS)]
+"""The tokens of cache rows, with numbers of rows of images among them."""
 Position = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 RangeBounds = Annotated[tuple[Position, ...], Meta(max_length=MAX_TOKENS)]
 """Ranges of positions in a prompt, in rising order: the start and the end of each, one after the other."""

@@ -19,6 +19,7 @@ from protocol.bounds import (
     Reason,
     RowBytes,
     RowsDigest,
+    RowTokens,
     StreamId,
     Tokens,
 )
@@ -165,8 +166,8 @@ class WriteRows(Struct, frozen=True, array_like=True, tag="write", gc=False):
     """Owner of the rows."""
     start: Count
     """The first row; 0 begins a transfer."""
-    tokens: Tokens
-    """The tokens of the rows."""
+    tokens: RowTokens
+    """The tokens of the rows; those of images have numbers below 0."""
     rows: RowBytes
     """The rows, in the format of both workers."""
     digest: RowsDigest

@@ -25,6 +25,7 @@ from protocol.bounds import (
     Reason,
     RowBytes,
     RowsDigest,
+    RowTokens,
     Stop,
     StreamId,
     Text,
@@ -447,8 +448,8 @@ class Rows(Struct, frozen=True, array_like=True, tag="rows", omit_defaults=True,
     query: StreamId
     held: Count = 0
     """Rows that the sequence has now; 0 if there is no such sequence, or none whose rows can be read."""
-    tokens: Tokens = ()
-    """The tokens of the rows that are sent."""
+    tokens: RowTokens = ()
+    """The tokens of the rows that are sent; those of images have numbers below 0."""
     rows: RowBytes = b""
     """These rows."""
     digest: RowsDigest = b""

@@ -17,13 +17,13 @@ def rows_digest(rows_format: str, transfer: int, start: int, tokens: Sequence[in
 
     Each worker computes it with its own format, so rows of another one do not match, nor do those of another transfer
     or of another place in it. As rows are taken one after the other from 0 on, the digests of all parts together stand
-    for the whole.
+    for the whole. Tokens have 32 bits each; 64 bits where numbers of rows of images are among them.
     """
     digest = blake2b(digest_size=ROWS_DIGEST_BYTES)
     name = rows_format.encode()
     for number in (len(name), transfer, start, len(tokens)):
         digest.update(number.to_bytes(8, "little"))
     digest.update(name)
-    digest.update(array("i", tokens).tobytes())
+    digest.update(array("q" if min(tokens, default=0) < 0 else "i", tokens).tobytes())
     digest.update(rows)
     return digest.digest()

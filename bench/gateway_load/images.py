@@ -1,15 +1,21 @@
 """Images over HTTP on IREE: what they cost the streams of others, and how long the first token takes.
 
-    python bench/gateway_load/images.py [--parts streams first] [--side 256] [--large 1024] [--rounds 3]
+    python bench/gateway_load/images.py [--parts streams first growth] [--side 256] [--large 1024] [--rounds 3]
 
 Models have Qwen3-VL's architecture and random weights, made once. `streams`: --text streams of text run alone, and then
 again while as many clients send one image after the other, each new, of --side pixels a side, and read a short answer.
 Shown are the median and the 99th percentile of the time between two tokens of the text streams, of all rounds, in which
-both take turns. Tokens that arrive together count as one, and nothing is drafted.
+both take turns. Tokens that arrive together count as one, and nothing is drafted. Images are made before a round: what
+that takes is no cost of a server, and would delay the stamps of the streams in the same process.
 
 `first`: the time to the end of an answer of one token about a new image of --large pixels a side, beside those of
 --peers on the same weights: llama-server, whose own converter writes them, and mlx-vlm's server. Medians of the rounds,
 after one request that does not count.
+
+`growth`, unless --parts leaves it out the longest part: --requests answers of two tokens about new images of
+--growth-side pixels a side, from the smallest model, with a small cache of rows. The first quarter is warm-up; after it
+the resident memory of neither gateway nor worker may grow by more than --tolerance bytes a request. Otherwise the exit
+status is 1, but not with --smoke.
 """
 
 import argparse
@@ -27,8 +33,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from actors.process.logs import configure_logging
+from bench.gateway_load.image_growth import processes, report, send_all
 from bench.gateway_load.vision_model import SHAPES, data_url, make_vision_model
-from bench.harness.command_line import at_least, command_line, parsed
+from bench.harness.command_line import above_zero, at_least, command_line, parsed
 from bench.harness.options import add_cache_dir
 from bench.harness.served import served
 from bench.harness.sse_client import StreamedAnswer, request
@@ -44,6 +51,8 @@ PATH = "/v1/chat/completions"
 SHORT = 8
 """Tokens of an answer about an image, while others stream."""
 CONTEXT = 2048
+MADE_AHEAD = 24
+"""Images of each client that are made before a round. Further ones are made when they are sent."""
 
 
 class TokenTimes(StreamedAnswer):
@@ -78,6 +87,7 @@ class ImageClients:
         self._model = model
         self._random = random.Random(3)
         self._seeds = itertools.count()
+        self._made: list[str] = []
         self.images = 0
         """Answers about images that are complete."""
 
@@ -90,7 +100,7 @@ class ImageClients:
 
     async def image(self, side: int, tokens: int) -> float:
         """Return the seconds that an answer about a new image takes."""
-        url = data_url(side, next(self._seeds))
+        url = self._made.pop() if self._made else data_url(side, next(self._seeds))
         words = " ".join(self._random.choices(WORDS, k=5))
         content = [{"type": "text", "text": words}, {"type": "image_url", "image_url": {"url": url}}]
         answer = await request(self._url, PATH, "", asked_of(content, tokens, self._model))
@@ -99,6 +109,8 @@ class ImageClients:
 
     async def round(self, streams: int, tokens: int, side: int) -> list[float]:
         """Return the times between tokens of all streams of text; beside images, if these have a side."""
+        if side:
+            self._made = [data_url(side, next(self._seeds)) for _ in range(streams * MADE_AHEAD)]
 
         async def look() -> None:
             while True:
@@ -153,6 +165,14 @@ async def measure_first(url: str, args: argparse.Namespace, name: str, model: st
     return median
 
 
+async def measure_growth(url: str, args: argparse.Namespace, server: int) -> int:
+    clients, watched = ImageClients(url), processes(server)
+    began = time.perf_counter()
+    await send_all(lambda: clients.image(args.growth_side, 2), args.requests, watched)
+    print(f"{clients.images} answers about images of {args.growth_side} pixels in {time.perf_counter() - began:.0f} s")
+    return report(watched, args.tolerance)
+
+
 def mlx_vlm_first(model: Path, args: argparse.Namespace) -> float:
     """Measure mlx-vlm's server. Raises `PeerError`."""
     with mlx_vlm_server(model) as (url, name):
@@ -176,7 +196,7 @@ PEERS = {"llama.cpp": llama_cpp_first, "mlx-vlm": mlx_vlm_first}
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     add_cache_dir(parser)
-    parts = ["streams", "first"]
+    parts = ["streams", "first", "growth"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what is measured")
     parser.add_argument("--model", choices=list(SHAPES), default="60m", help="of the part `streams`")
     parser.add_argument("--text", type=at_least(1), default=4, help="streams of text, and clients with images")
@@ -184,15 +204,19 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--side", type=at_least(32), default=256, help="of the images beside streams, in pixels")
     parser.add_argument("--first-model", choices=list(SHAPES), default="0.5b", help="of the part `first`")
     parser.add_argument("--large", type=at_least(32), default=1024, help="side of the images of the part `first`")
+    parser.add_argument("--requests", type=at_least(4), default=10_000, help="of the part `growth`")
+    parser.add_argument("--growth-side", type=at_least(32), default=64, help="side of the images of that part")
+    parser.add_argument("--tolerance", type=above_zero, default=200.0, metavar="BYTES", help="growth a request")
     parser.add_argument("--rounds", type=at_least(1), default=3, help="of each measurement")
     parser.add_argument("--peers", nargs="*", choices=list(PEERS), default=list(PEERS), help="of the part `first`")
     parser.add_argument("--llama-cpp", type=Path, default=None, metavar="DIR", help="the folder of its programs")
     smoke = {"model": "tiny", "first_model": "tiny", "text": 1, "tokens": 400, "side": 64, "large": 64, "rounds": 1}
+    smoke |= {"requests": 8}
     return parsed(parser, words, smoke=smoke | {"peers": []})
 
 
-def main() -> None:
-    args = arguments()
+def main() -> int:
+    args, status = arguments(), 0
     configure_logging("bench", "warning")
     for part, name, slots in (("streams", args.model, 2 * args.text), ("first", args.first_model, 2)):
         if part not in args.parts:
@@ -206,7 +230,13 @@ def main() -> None:
             ours = asyncio.run(measure_first(url, args, "Baton"))
         for peer in args.peers:
             print(f"Baton takes {ours / PEERS[peer](model, args):.2f} times as long")
+    if "growth" in args.parts:
+        given = options(make_vision_model(args.cache_dir, "tiny"), args, 8) | {"image_cache_bytes": 16_000_000}
+        with served(given) as found:
+            url = f"http://{found.server.host}:{found.server.port}"
+            status = asyncio.run(measure_growth(url, args, found.pid))
+    return 0 if args.smoke else status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

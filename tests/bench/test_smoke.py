@@ -99,6 +99,7 @@ OUTPUT: dict[str, list[str]] = {
     "bench/gateway_load/images.py": [
         *(rf"^{name} +median +{P} ms, p99 +{P} ms +{P}x$" for name in ("alone", "beside images")),
         rf"^Baton +first token after +{P} s$",
+        *(rf"^{name} +{P} MB after 8 requests, [+-]\d+ bytes a request$" for name in ("gateway", "worker 0")),
     ],
     "bench/gateway_load/prefix_routing.py": [
         *(

@@ -236,6 +236,7 @@ COMMANDS: dict[str, Command] = {
     "drain": Drain(30_000),
     "read": ReadRows(10, 1 << 60, 3, 128, 64),
     "write": WriteRows(11, 1 << 60, "team-a", 128, (9906, 13), b"\x00\x01\x02\x03", bytes(range(16))),
+    "write_image": WriteRows(11, 1 << 60, "team-a", 128, (13, -1, -(1 << 62)), b"\x00\x01\x02\x03", bytes(range(16))),
     "read_state": ReadRows(10, 1 << 60, 3, 4096, 64, state=True),
     "load": LoadAdapter(
         12, "sql@00112233445566778899aabbccddeeff", 3, ("/tmp/a", "/srv/sql"), "00112233445566778899aabb"
@@ -314,6 +315,7 @@ EVENTS: dict[str, Event] = {
     "tokenized_text": Tokenized(9, text="<|im_start|>user\nHi"),
     "tokenized_failed": Tokenized(9, text="no chat template", code=ErrorCode.UNSUPPORTED, field="messages"),
     "rows": Rows(10, 640, (9906, 13), b"\x00\x01\x02\x03", bytes(range(16))),
+    "rows_image": Rows(10, 640, (13, -1, -(1 << 62)), b"\x00\x01\x02\x03", bytes(range(16))),
     "rows_state": Rows(10, 640, (), b"\x00\x01\x02\x03", bytes(range(16)), 8192),
     "rows_none": Rows(10),
     "written": RowsWritten(11, 130),

@@ -299,7 +299,8 @@ class BatchEngine:
 
     def _encode_images(self, images: ImageEncodings, rows: ImageRowCache, now: float) -> bool:
         """Compute parts of the images that prompts wait for, and drop rows of which none has a need. While others
-        decode, images and other prompts take turns: returns whether this step is that of images alone."""
+        decode, images and prompts take turns: returns whether this step is that of images alone. The prompt of an image
+        that is complete waits for the next one."""
         needed = self._scheduler.needed_images()
         rows.trim(needed)
         if not needed and not images.active:
@@ -317,7 +318,7 @@ class BatchEngine:
                 self._forget(sequence)
         if failed:
             self._resets.reset_dirty()
-        return beside
+        return decoding and bool(wants)
 
     def _restore(self, tier: PrefixTier) -> None:
         """Take rows from the prefix tier, for sequences for which the slots have fewer."""
@@ -451,6 +452,8 @@ class BatchEngine:
         if scheduled.sample is None:
             return
         if token is not None:
+            if sequence.request.images is not None:
+                sequence.request.images.release()
             if sequence.first_token_at is None:
                 if sequence.cached_tokens:  # neither a prefix that was recomputed nor the sequence's own is a hit
                     self._stats.record_prefix_hit(sequence.cached_tokens)

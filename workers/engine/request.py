@@ -237,7 +237,7 @@ def check_images(request: EngineRequest, images: PromptImages, max_patches: int,
     for image in images.images:
         if request.prompt[image.start : image.end] != image.numbers or not image.numbers:
             raise _invalid(image.field, "the prompt does not have the rows of the image in their place")
-        if (patches := len(image.patches.values)) > max_patches:
+        if (patches := image.held.patches[image.part]) > max_patches:
             raise _invalid(
                 image.field, f"an image of {patches} patches, the model takes {max_patches}: make it smaller"
             )

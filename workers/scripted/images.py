@@ -15,6 +15,7 @@ from protocol.request import Image
 from workers.engine.runner import NotFiniteError
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.image_refused import ImageRefused
+from workers.vision.outline import ImageOutline
 from workers.vision.patches import ImagePatches
 
 PLACEHOLDER = "<|image|>"
@@ -53,16 +54,18 @@ class ScriptedImageProcessor:
     def __init__(self, *, mrope: bool = True) -> None:
         self.config = _config(mrope=mrope)
 
-    def tokens_of(self, image: Image) -> int:
-        """Return the number of tokens of an image."""
+    def outline(self, image: Image) -> ImageOutline:
+        """Return the text and the rows that an image becomes, by its stated sides. Raises `ImageRefused`, for a file
+        that does not begin as its format does."""
+        if not image.data.startswith(_MAGIC[image.format]):
+            raise ImageRefused(f"the file is no {image.format} image: send it again, or as another format")
         rows, columns = _sides(image)
-        return rows * columns
+        return ImageOutline(PLACEHOLDER * (rows * columns), (rows * columns,))
 
     def prepare(self, image: Image) -> ScriptedPrepared:
         """Return the patches of an image. Raises `ImageRefused`, for a file that does not
         begin as its format does."""
-        if not image.data.startswith(_MAGIC[image.format]):
-            raise ImageRefused(f"the file is no {image.format} image: send it again, or as another format")
+        outline = self.outline(image)
         rows, columns = _sides(image)
         patches = GROUP * rows * columns
         # Two files of equal bytes and other stated sides are two images.
@@ -72,7 +75,7 @@ class ScriptedImageProcessor:
         grid = (2 * rows, 2 * columns)
         places = np.stack(np.divmod(np.arange(patches, dtype=np.int32), np.int32(2 * columns)), axis=1)
         part = ImagePatches(values, grid, places.astype(np.int32), key, tokens=(rows, columns))
-        return ScriptedPrepared(PLACEHOLDER * (rows * columns), (part,))
+        return ScriptedPrepared(outline.text, (part,))
 
 
 class ScriptedVision:

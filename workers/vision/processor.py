@@ -15,8 +15,9 @@ from workers.checkpoints.gguf.vocabulary import GgufVocabulary
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
 from workers.vision.config import VisionConfig
 from workers.vision.decode import decode, upright_size
+from workers.vision.outline import ImageOutline
 from workers.vision.patches import ImagePatches
-from workers.vision.preparation.preparer import Preparer
+from workers.vision.preparation.preparer import ImagePlan, Preparer
 from workers.vision.preparation.settings import PreparationSettings
 from workers.vision.tower import VisionTower, find_tower
 
@@ -78,14 +79,20 @@ class ImageProcessor:
 
     def tokens_of(self, image: Image) -> int:
         """Return the number of image tokens of an image, from its header alone. Raises `ImageRefused`."""
-        width, height = upright_size(image)
-        return self.tokens_of_size(width, height, image.detail)
+        return self.outline(image).rows
+
+    def outline(self, image: Image) -> ImageOutline:
+        """Return the text and the rows that an image becomes, from its header alone. Raises `ImageRefused`."""
+        plan = self._preparer.plan(*upright_size(image), image.detail)
+        return ImageOutline(plan.text, self._counts(plan))
 
     def tokens_of_size(self, width: int, height: int, detail: ImageDetail = "auto") -> int:
         """Return the number of image tokens of an image of these sides. Raises `ImageRefused`."""
-        sizes = self._preparer.plan(width, height, detail).sizes
-        grids = [self._preparer.layout.tokens(*size) for size in sizes]
-        return sum(rows * columns for rows, columns in grids)
+        return sum(self._counts(self._preparer.plan(width, height, detail)))
+
+    def _counts(self, plan: ImagePlan) -> tuple[int, ...]:
+        grids = [self._preparer.layout.tokens(*size) for size in plan.sizes]
+        return tuple(rows * columns for rows, columns in grids)
 
     def prepare(self, image: Image) -> PreparedImage:
         """Decode and preprocess an image. Raises `ImageRefused` for a file that is broken or over a bound."""

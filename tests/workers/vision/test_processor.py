@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.checkpoints import make_checkpoint, write_safetensors
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_description
 from tests.workers.vision.image_files import as_file, picture
 from workers.checkpoints.json_files import CheckpointError
 from workers.vision.image_refused import ImageRefused
+from workers.vision.outline import ImageOutline
 from workers.vision.processor import ImageProcessor
 from workers.vision.tower import find_tower, no_images
 
@@ -38,6 +40,8 @@ def test_tokens_are_known_before_an_image_is_decoded(processor: Make, family: st
             prepared = own.prepare(image)
             counts = [part.count for part in prepared.parts]
             assert own.tokens_of(image) == sum(counts) == prepared.text.count(own.image_text)
+            broken = replace(image, data=image.data[: 3 * len(image.data) // 4])
+            assert own.outline(image) == own.outline(broken) == ImageOutline(prepared.text, tuple(counts))
             runs = [len(run) // len(own.image_text) for run in runs_of(prepared.text, own.image_text)]
             assert runs == counts
             for part in prepared.parts:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.engine.embeddings.image_rows import row_numbers
+from workers.engine.images.held_patches import HeldPatches
 from workers.vision.patches import ImagePatches
 
 
@@ -17,19 +18,30 @@ class PlacedImage:
 
     start: int
     """The place of its first row in the prompt."""
-    patches: ImagePatches
+    held: HeldPatches
     field: str = ""
     """The request field that errors name."""
+    part: int = 0
+    """Its index among the parts of `held`."""
     numbers: tuple[int, ...] = dataclasses.field(init=False)
     """The numbers that stand for its rows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "numbers", row_numbers(self.patches.key, self.patches.count))
+        object.__setattr__(self, "numbers", row_numbers(self.key, self.held.counts[self.part]))
 
     @property
     def key(self) -> bytes:
         """The digest of all that its rows depend on."""
-        return self.patches.key
+        return self.held.keys[self.part]
+
+    @property
+    def patches(self) -> ImagePatches | None:
+        """Its patches; None if they were released."""
+        return self.held.part(self.part)
+
+    def release(self) -> None:
+        """Release its patches: its rows are computed."""
+        self.held.release(self.part)
 
     @property
     def end(self) -> int:
@@ -48,6 +60,11 @@ class PromptImages:
     counted."""
     answer: int | None = None
     """With `axes`: the position of the first token of the answer, the same in all three."""
+
+    def release(self) -> None:
+        """Release the patches of all images: the rows of the prompt are written."""
+        for image in self.images:
+            image.release()
 
     def shift(self, prompt: int) -> int:
         """Return what is added to the place of a token behind a prompt of so many tokens, for its position."""

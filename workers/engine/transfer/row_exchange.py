@@ -1,10 +1,12 @@
 """Reads cache rows of running sequences for other workers, and takes rows that other workers have computed.
 
 Rows that were taken are retained like those of an ended sequence of their tenant: the sequence that is to continue with
-them finds them as it finds any prefix, by its tokens. A transfer that breaks off leaves a shorter prefix and nothing
-to clean up, and rows that are missing are recomputed. The recurrent state of a model that has one follows in parts, and
-is that after the last row of the transfer; without it no sequence takes the rows. So they are freed when a part of the
-transfer is refused, as is one without rows, which the gateway sends when the source is lost.
+them finds them as it finds any prefix, by its tokens; rows of images by their numbers, which are made of a digest of
+pixels, preprocessing and checkpoint, so that the other worker has the same ones. A transfer that breaks off leaves a
+shorter prefix and nothing to clean up, and rows that are missing are recomputed. The recurrent state of a model that
+has one follows in parts, and is that after the last row of the transfer; without it no sequence takes the rows. So they
+are freed when a part of the transfer is refused, as is one without rows, which the gateway sends when the source is
+lost.
 """
 
 from collections import OrderedDict
@@ -94,10 +96,10 @@ class RowExchange:
 
     def read(self, asked: ReadRows, sequence: EngineSequence | None) -> RowsRead:
         """Return rows of a running sequence, or none if it has none there."""
-        if not self.rows_format or sequence is None or sequence.slot < 0 or sequence.request.has_rows:
-            return RowsRead(
-                asked
-            )  # rows of embeddings and images have no tokens by which another worker could find them
+        if not self.rows_format or sequence is None or sequence.slot < 0:
+            return RowsRead(asked)
+        if sequence.request.embeddings is not None:  # no digest by which another worker could find them
+            return RowsRead(asked)
         if sequence.kept is not None:  # its rows are not those of its tokens alone
             return RowsRead(asked)
         if asked.state:

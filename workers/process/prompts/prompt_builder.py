@@ -154,10 +154,10 @@ class PromptBuilder:
 
     def tokens(self, source: Input, *, special: bool = True) -> tuple[int, ...]:
         """See `PromptEncoder.tokens`."""
-        images = self._images.prepare(source, _always) if isinstance(source, ChatInput) else None
+        images = self._images.outline(source) if isinstance(source, ChatInput) else None
         tokens = self._encoder.tokens(source, images, special=special)
         if images is not None:
-            images.prompt(tokens)  # refuses what cannot be generated from
+            images.starts(tokens)  # refuses what cannot be generated from
         return tokens
 
     def text(self, source: Input) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from protocol.request import Image
 from workers.engine.engine import BatchEngine
+from workers.engine.images.held_patches import HeldPatches
 from workers.engine.images.prompt_images import PlacedImage, PromptImages
 from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
@@ -12,6 +13,7 @@ from workers.engine.step_result import SequenceEnd, SequenceFailure
 from workers.scripted.images import ScriptedImageProcessor
 from workers.scripted.runner import ScriptedRunner
 from workers.vision.mrope import axes_of
+from workers.vision.patches import ImagePatches
 
 KINDS: dict[str, dict[str, Any]] = {
     "causal": {},
@@ -28,19 +30,29 @@ Part = str | tuple[bytes, int, int]
 def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> EngineRequest:
     """A request with these parts. The image at index i has the field `image[i]`."""
     processor, tokens, images = ScriptedImageProcessor(), list[int](), list[PlacedImage]()
+    patches: list[ImagePatches] = []
     for part in parts:
         if isinstance(part, str):
             tokens += part.encode()
             continue
         data, width, height = part
-        (patches,) = processor.prepare(Image("png", width, height, b"\x89PNG" + data)).parts
-        images.append(PlacedImage(len(tokens), patches, f"image[{len(images)}]"))
+        held = _held(processor, Image("png", width, height, b"\x89PNG" + data))
+        (shown,) = (held.part(at) for at in range(len(held.keys)))
+        assert shown is not None
+        patches.append(shown)
+        images.append(PlacedImage(len(tokens), held, f"image[{len(images)}]"))
         tokens += images[-1].numbers
     placed = None
     if images:
-        axes, answer = axes_of(tokens, [(each.start, each.patches) for each in images]) if mrope else (None, None)
+        axes, answer = (
+            axes_of(tokens, list(zip((each.start for each in images), patches, strict=True))) if mrope else (None, None)
+        )
         placed = PromptImages(tuple(images), axes, answer)
     return EngineRequest(stream, tuple(tokens), **{"max_tokens": 6} | fields, images=placed)
+
+
+def _held(processor: ScriptedImageProcessor, file: Image) -> HeldPatches:
+    return HeldPatches(processor.prepare(file).parts, lambda: processor.prepare(file).parts)
 
 
 def runner(**options: Any) -> ScriptedRunner:

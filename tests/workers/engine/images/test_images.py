@@ -1,6 +1,7 @@
 """Images in the engine: who shares what, and that tokens are those of a lone cold run whatever happens meanwhile."""
 
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protocol.commands import ReadRows
+from protocol.commands import ReadRows, WriteRows
 from protocol.errors import ErrorCode
+from protocol.events import Rows
 from protocol.request import Sampling
 from protocol.scheduling import Urgency
 from tests.workers.engine.harness.drafting import always
@@ -18,6 +20,7 @@ from tests.workers.tier_gate import engine_with_tier, serve
 from workers.engine.embeddings.image_rows import row_numbers
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.sparse.sparse_request import SparsePrompt
+from workers.engine.transfer.row_frames import refusal, rows_frame
 
 CAT, DOG, MAP = (b"cat", 100, 60), (b"dog", 100, 60), (b"map", 250, 200)
 """Images of 8, 8 and 56 tokens."""
@@ -93,7 +96,7 @@ def test_decode_steps_go_on_while_an_image_is_encoded() -> None:
     before = len(engine.tokens[1])
     engine.until(lambda: bool(engine.tokens[2]))
     assert tower.advanced == 4
-    assert len(engine.tokens[1]) - before == tower.advanced, "a token for each part"
+    assert len(engine.tokens[1]) - before == tower.advanced + 1, "a token for each part, and one for the prompt"
     engine.until(lambda: engine.engine.idle)
     alone = Engine(device, clock=lambda: 0.0)
     alone.submit(request(3, DOG))
@@ -115,7 +118,7 @@ def test_images_and_other_prompts_take_turns_while_others_decode() -> None:
         before = (tower.advanced, device.calls)
         engine.step()
         steps.append((tower.advanced - before[0], device.calls - before[1] - 1))  # but for the decode step
-    assert (1, 1) not in steps
+    assert all(not parts or not calls for parts, calls in steps), "also where an image is complete"
     assert steps[:6] in ([(1, 0), (0, 1)] * 3, [(0, 1), (1, 0)] * 3)
 
 
@@ -233,6 +236,7 @@ def test_rows_that_are_not_finite_fail_their_request() -> None:
     bad, good = request(1, "x", CAT), request(2, "y", DOG)
     assert bad.images is not None
     patches = bad.images.images[0].patches
+    assert patches is not None
     patches.values[0, 0] = np.nan
     engine = Engine().run(bad, good)
     assert (engine.failures[1].code, engine.failures[1].field) == (ErrorCode.NOT_FINITE, "image[0]")
@@ -338,7 +342,104 @@ def test_an_image_that_must_not_be_split_fits_into_the_largest_chunk() -> None:
     assert refused(engine, request(1, MAP, "?")) == (ErrorCode.UNSUPPORTED, "image[0]")
 
 
-def test_rows_of_a_prompt_with_images_are_not_handed_over() -> None:
-    engine = Engine().submit(request(1, ASK, CAT, max_tokens=20))
-    engine.until(lambda: len(engine.tokens[1]) > 2)
-    assert not engine.engine.read_rows(ReadRows(1, 1, 1, 0, 64)).tokens
+def handed_over(source: Engine, target: Engine, tenant: str, rows: int, *, state: bool = False) -> int:
+    """Give the first rows of stream 1 to another engine, in parts, and its recurrent state; return how many it has."""
+    taken, at, size = 0, 0, 1
+    while at < (size if state else rows):
+        read = source.engine.read_rows(ReadRows(1, 7, 1, at, min(13, rows - at) if not state else 13, state))
+        size, frame = read.state, rows_frame(read, source.engine.rows_format)
+        assert isinstance(frame, Rows)
+        held = read.held if state else 0
+        given = WriteRows(2, 7, tenant, at, frame.tokens, frame.rows, frame.digest, held)
+        assert refusal(given, target.engine.rows_format) is None
+        taken = target.engine.write_rows(given).rows
+        at += len(frame.rows) if state else len(frame.tokens)
+    return taken
+
+
+@pytest.mark.parametrize("kind", ["causal", "bidirectional", "recurrent"])
+@pytest.mark.parametrize(("short", "begun"), [(0, 0), (40, 1)], ids=["whole", "within-image"])
+def test_an_answer_goes_on_elsewhere_with_the_rows_of_its_images(kind: str, short: int, begun: int) -> None:
+    asked = request(1, ASK, MAP, "?", max_tokens=20)
+    source, target = Engine(runner(**KINDS[kind])).submit(asked), Engine(runner(**KINDS[kind]))
+    source.until(lambda: len(source.tokens[1]) == 3)
+    held = source.engine.read_rows(ReadRows(1, 7, 1, 0, 1)).held
+    states = bool(source.runner.capabilities.state_bytes)
+    assert handed_over(source, target, "", held - (0 if states else short)) == held - (0 if states else short)
+    if states:
+        handed_over(source, target, "", held, state=True)
+    moved = replace(asked, resume=tuple(source.tokens[1]))
+    assert target.run(moved).tokens[1] == cold(asked, **KINDS[kind])[3:]
+    cached = target.ends[1].cached_tokens
+    assert (target.tower.begun, cached > len(ASK)) == (
+        (0 if states else begun),
+        states or not begun or kind == "causal",
+    )
+
+
+def test_rows_of_images_from_elsewhere_are_those_of_their_tenant_alone() -> None:
+    asked = request(1, ASK, MAP, "?", max_tokens=20, tenant="a")
+    source, target = Engine().submit(asked), Engine()
+    source.until(lambda: len(source.tokens[1]) == 3)
+    assert handed_over(source, target, "a", 100) == 100
+    assert target.run(replace(asked, stream=2, tenant="b")).ends[2].cached_tokens == 0
+    target.run(replace(asked, stream=3)).run(request(4, ASK, (b"sea", 250, 200), "?", tenant="a"))
+    assert (target.ends[3].cached_tokens, target.ends[4].cached_tokens) == (100, len(ASK))
+    assert target.tokens[2] == target.tokens[3] == cold(asked) != target.tokens[4]
+
+
+def test_patches_are_released_when_the_rows_are_computed_and_prepared_again_if_those_are_lost() -> None:
+    """The second request preempts the first one and takes its rows, and no row of an image is cached."""
+    asked = request(1, ASK, MAP, CAT, "?", max_tokens=60)
+    assert asked.images is not None
+    engine = Engine(runner(slots=1), image_cache_bytes=0, reserved_rows=4).submit(asked)
+    assert all(image.patches is not None for image in asked.images.images)
+    engine.until(lambda: engine.tower.begun == 2 and not engine.tower.open)
+    assert [image.patches for image in asked.images.images] == [None, None]
+    engine.until(lambda: len(engine.tokens[1]) == 5)
+    urgent = request(2, "x" * 400, DOG, urgency=Urgency.of("high", 0), max_tokens=60)
+    engine.run(urgent)
+    assert engine.engine.gauges().preemptions == 1
+    assert engine.tower.begun == 5, "both images once more"
+    assert (engine.tokens[1], engine.tokens[2]) == (cold(asked), cold(urgent))
+    assert [image.patches for image in asked.images.images] == [None, None]
+
+
+def test_streams_go_on_while_patches_are_prepared_again() -> None:
+    asked, others = request(1, ASK, CAT, max_tokens=4), request(2, "Go on.", max_tokens=40)
+    assert asked.images is not None
+    held, (image,) = asked.images.images[0].held, asked.images.images
+    begin, began = threading.Event(), held.restore
+    held.restore = lambda: (begin.wait(10.0), began())[1]  # type: ignore[method-assign]
+    image.release()
+    engine = Engine().submit(others)
+    engine.until(lambda: len(engine.tokens[2]) == 2)
+    engine.submit(asked)
+    for _ in range(10):
+        engine.step()
+    assert (len(engine.tokens[2]), engine.tower.begun) == (12, 0)
+    begin.set()
+    engine.until(lambda: engine.engine.idle)
+    assert (engine.tokens[1], engine.tokens[2]) == (cold(asked), cold(others))
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["unreadable", "other-pixels"])
+def test_an_image_that_cannot_be_prepared_again_ends_its_request_alone(changed: bool) -> None:
+    asked, other = request(1, ASK, CAT), request(2, "Only text.")
+    assert asked.images is not None
+    (image,) = asked.images.images
+    patches = image.patches
+    assert patches is not None
+
+    def again() -> Any:
+        if changed:
+            return [replace(patches, key=b"other")]
+        raise OSError("gone")
+
+    image.held._again = again
+    image.release()
+    engine = Engine().run(asked, other)
+    assert {stream: (each.code, each.field) for stream, each in engine.failures.items()} == {
+        1: (ErrorCode.STEP, "image[0]")
+    }
+    assert engine.tokens[2] == cold(other)

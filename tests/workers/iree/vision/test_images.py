@@ -163,6 +163,21 @@ def test_bits_are_the_same_in_any_chunks_and_beside_others(family: str, case: Op
     assert (Prompted.of(runner, ids, mine.own.image_token, parts).rows.rows == prompt.rows.rows).all()
 
 
+def test_rows_of_images_that_another_worker_has_computed_lead_to_the_same_tokens(case: Open) -> None:
+    mine = case(OFTEN)
+    runner, (ids, parts) = mine.runner, ids_of(mine, (60, 44), text=13)
+    prompt = Prompted.of(runner, ids, mine.own.image_token, parts)
+    for slot in range(3):
+        runner.reset(slot)
+    expected = prompt.answer(runner, prompt.prefill(runner, []), COUNT)
+    most = len(prompt.tokens) - 1
+    rows = bytes(runner.read_rows(0, 0, most))
+    runner.reset(0)
+    runner.write_rows(1, 0, rows)
+    (token,) = runner.prefill([prompt.chunk(1).part(most, 1)], [GREEDY])
+    assert prompt.answer(runner, token, COUNT, slot=1) == expected
+
+
 def reversed_parts(case: Case) -> tuple[list[int], int, tuple[Any, ...]]:
     ids, parts = ids_of(case, (24, 40), text=3)
     return ids, case.own.image_token, parts

@@ -1,11 +1,12 @@
 """Images of chats: prepares them for the vision tower, and finds their rows among the tokens of a prompt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Image
+from workers.engine.images.held_patches import HeldPatches
 from workers.engine.images.prompt_images import PlacedImage, PromptImages
 from workers.process.prompts.images.image_source import ImageSource, PreparedSource
 from workers.process.prompts.images.patch_memory import PatchMemory
@@ -13,6 +14,8 @@ from workers.process.prompts.images.recent_images import RECENT_BYTES, RecentIma
 from workers.process.prompts.refusal import PromptCancelled, PromptRefused, unsupported
 from workers.vision.image_refused import ImageRefused
 from workers.vision.mrope import axes_of
+from workers.vision.outline import ImageOutline
+from workers.vision.patches import ImagePatches
 
 FLOAT_BYTES = 4
 RETRY_S = 1
@@ -20,41 +23,54 @@ RETRY_S = 1
 
 @dataclass(frozen=True)
 class ChatImages:
-    """The prepared images of a chat, in the order of their places."""
+    """The images of a chat, in the order of their places."""
 
     source: ImageSource
-    placed: tuple[tuple[Image, PreparedSource], ...]
+    placed: tuple[tuple[Image, ImageOutline], ...]
+    held: tuple[HeldPatches, ...] = ()
+    """The patches of each; none for a chat whose tokens are counted."""
 
     @cached_property
     def texts(self) -> tuple[str, ...]:
         """The texts that replace the placeholders."""
-        return tuple(prepared.text for _, prepared in self.placed)
+        return tuple(outline.text for _, outline in self.placed)
 
-    def prompt(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], PromptImages]:
-        """Return the tokens with the numbers of rows in place of image tokens, and the images.
+    def starts(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return where the rows of each image begin among the tokens of a prompt, or those of each of its tiles.
 
         Raises `PromptRefused` for a prompt with other image tokens than those of the images: a message has the text of
         one, which the tokenizer takes for it.
         """
-        images: list[PlacedImage] = []
         places = [at for at, token in enumerate(tokens) if token == self.source.image_token]
+        found: list[tuple[int, ...]] = []
         used = 0
-        for image, prepared in self.placed:
-            for patches in prepared.parts:
-                run = places[used : used + patches.count]
-                if len(run) < patches.count or run[-1] - run[0] != patches.count - 1:
+        for image, outline in self.placed:
+            starts = []
+            for count in outline.counts:
+                run = places[used : used + count]
+                if len(run) < count or run[-1] - run[0] != count - 1:
                     raise _other_tokens(image)
-                images.append(PlacedImage(run[0], patches, image.field))
-                used += patches.count
+                starts.append(run[0])
+                used += count
+            found.append(tuple(starts))
         if used != len(places):
             raise _other_tokens(self.placed[-1][0])
+        return found
+
+    def prompt(self, tokens: Sequence[int]) -> tuple[tuple[int, ...], PromptImages]:
+        """Return the tokens with the numbers of rows in place of image tokens, and the images. Raises as `starts`."""
+        images = tuple(
+            PlacedImage(start, held, image.field, part)
+            for starts, held, (image, _) in zip(self.starts(tokens), self.held, self.placed, strict=True)
+            for part, start in enumerate(starts)
+        )
         numbered = list(tokens)
         for placed in images:
             numbered[placed.start : placed.end] = placed.numbers
         if not self.source.config.mrope:
-            return tuple(numbered), PromptImages(tuple(images))
-        axes, answer = axes_of(tokens, [(placed.start, placed.patches) for placed in images])
-        return tuple(numbered), PromptImages(tuple(images), axes, answer)
+            return tuple(numbered), PromptImages(images)
+        axes, answer = axes_of(tokens, [(each.start, each.patches) for each in images if each.patches is not None])
+        return tuple(numbered), PromptImages(images, axes, answer)
 
 
 class ImagePrompts:
@@ -74,12 +90,36 @@ class ImagePrompts:
         self._memory = memory or PatchMemory()
         self._recent = RecentImages(recent_bytes)
 
+    def outline(self, source: ChatInput) -> ChatImages | None:
+        """Return what the images of a chat become in its prompt, of which pixels are not decoded; None if it has none.
+        Raises `PromptRefused` with the field of the image that cannot be used by its header."""
+        if (images := self._checked(source)) is None:
+            return None
+        order = _order(source)
+        outlines = self._outlines(images, source, order)
+        return ChatImages(images, tuple((source.images[index], outlines[index]) for index in order))
+
     def prepare(self, source: ChatInput, wanted: Callable[[], bool], tenant: str | None = None) -> ChatImages | None:
         """Return the images of a chat; None if it has none. Those of a `tenant` are kept for its next requests.
 
         Raises `PromptRefused` with the field of the image that cannot be used, and `PromptCancelled` between two images
         if the chat is not `wanted` any more.
         """
+        if (images := self._checked(source)) is None:
+            return None
+        order = _order(source)
+        outlines = self._outlines(images, source, order)
+        self._check_memory(images, source, order, outlines)
+        held: dict[int, HeldPatches] = {}
+        for index in order:
+            if index not in held:
+                if not wanted():
+                    raise PromptCancelled
+                held[index] = self._held(images, source, index, tenant)
+        placed = tuple((source.images[index], outlines[index]) for index in order)
+        return ChatImages(images, placed, tuple(held[index] for index in order))
+
+    def _checked(self, source: ChatInput) -> ImageSource | None:
         if not source.images and not any(message.images for message in source.messages):
             return None
         if problem := source.image_problem:
@@ -87,35 +127,42 @@ class ImagePrompts:
             raise PromptRefused(ErrorCode.INVALID, problem, field)
         if self._source is None:
             raise unsupported("the model takes no images: leave them out, or ask a model that does", _field(source, 0))
-        order = [place.image for message in source.messages for place in message.images]
-        self._check_sizes(self._source, source, order)
-        prepared: dict[int, PreparedSource] = {}
-        for index in order:
-            if index not in prepared:
-                if not wanted():
-                    raise PromptCancelled
-                prepared[index] = self._prepared(self._source, source, index, tenant)
-        return ChatImages(self._source, tuple((source.images[index], prepared[index]) for index in order))
+        return self._source
 
-    def _check_sizes(self, images: ImageSource, source: ChatInput, order: Sequence[int]) -> None:
-        rows, config = 0, images.config
-        counts: dict[int, int] = {}  # an image that has several places is prepared once
+    def _outlines(self, images: ImageSource, source: ChatInput, order: Sequence[int]) -> dict[int, ImageOutline]:
+        rows = 0
+        outlines: dict[int, ImageOutline] = {}  # an image that has several places is prepared once
         for index in order:
-            if index not in counts:
+            if index not in outlines:
                 try:
-                    counts[index] = images.tokens_of(source.images[index])
+                    outlines[index] = images.outline(source.images[index])
                 except ImageRefused as error:
                     raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
-            rows += counts[index]
+            rows += outlines[index].rows
             if rows >= self._context:
                 text = f"the images up to this one take {rows} tokens, which leave no room in {self._context}"
                 raise PromptRefused(ErrorCode.CONTEXT, text, _field(source, index))
-        size = sum(counts.values()) * config.group * config.patch_values * FLOAT_BYTES
+        return outlines
+
+    def _check_memory(
+        self, images: ImageSource, source: ChatInput, order: Sequence[int], outlines: Mapping[int, ImageOutline]
+    ) -> None:
+        config = images.config
+        rows = sum(outline.rows for outline in outlines.values())
+        size = rows * config.group * config.patch_values * FLOAT_BYTES
+        size += sum(len(source.images[index].data) for index in outlines)
         if not self._memory.fits(size):
             self._recent.clear()
         if not self._memory.fits(size):
             text = f"the images take {size} bytes beside those of other requests, {self._memory.max_bytes} are at most"
             raise PromptRefused(ErrorCode.OVERLOADED, text, _field(source, order[0]), RETRY_S)
+
+    def _held(self, images: ImageSource, source: ChatInput, index: int, tenant: str | None) -> HeldPatches:
+        """Return the patches of an image, which keep its file: they are made of it again if its rows are lost."""
+        image = source.images[index]
+        held = HeldPatches(self._prepared(images, source, index, tenant).parts, partial(self._parts, images, image))
+        self._memory.hold(held, len(image.data))
+        return held
 
     def _prepared(self, images: ImageSource, source: ChatInput, index: int, tenant: str | None) -> PreparedSource:
         image = source.images[index]
@@ -125,11 +172,25 @@ class ImagePrompts:
             prepared = images.prepare(image)
         except ImageRefused as error:
             raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
-        for part in prepared.parts:
-            self._memory.hold(part.values)
+        self._count(prepared)
         if tenant is not None:
             self._recent.add(tenant, image, prepared)
         return prepared
+
+    def _parts(self, images: ImageSource, image: Image) -> tuple[ImagePatches, ...]:
+        """Prepare an image once more, on any thread."""
+        prepared = images.prepare(image)
+        self._count(prepared)
+        return prepared.parts
+
+    def _count(self, prepared: PreparedSource) -> None:
+        for part in prepared.parts:
+            self._memory.hold(part.values, part.values.nbytes)
+
+
+def _order(source: ChatInput) -> list[int]:
+    """Return the image of each place."""
+    return [place.image for message in source.messages for place in message.images]
 
 
 def _field(source: ChatInput, index: int) -> str:

@@ -4,6 +4,7 @@ from typing import Protocol
 
 from protocol.request import Image
 from workers.vision.config import VisionConfig
+from workers.vision.outline import ImageOutline
 from workers.vision.patches import ImagePatches
 
 
@@ -21,7 +22,7 @@ class PreparedSource(Protocol):
 
 
 class ImageSource(Protocol):
-    """Prepares images for one model. It holds no device, and is used by one thread at a time."""
+    """Prepares images for one model. It holds no device and is never changed: several threads may use it."""
 
     @property
     def placeholder(self) -> str:
@@ -35,8 +36,8 @@ class ImageSource(Protocol):
     def config(self) -> VisionConfig:
         """The vision tower."""
 
-    def tokens_of(self, image: Image) -> int:
-        """Return the number of rows of an image by its stated sides, without decoding it. Raises `ImageRefused`."""
+    def outline(self, image: Image) -> ImageOutline:
+        """Return the text and the rows that an image becomes, without decoding its pixels. Raises `ImageRefused`."""
 
     def prepare(self, image: Image) -> PreparedSource:
         """Decode and preprocess an image. Raises `ImageRefused` for a broken one, or one out of bounds."""

@@ -1,29 +1,27 @@
-"""Bounds the memory of the patches of images in prompts that wait or run."""
+"""Bounds the memory of the images in prompts that wait or run: their patches, and their files."""
 
 import weakref
 from collections import deque
 
-import numpy as np
-from numpy.typing import NDArray
-
 MAX_PATCH_BYTES = 1_000_000_000
-"""Bytes of the patches of all prompts together, but for a prompt that is alone."""
+"""Bytes of the patches and files of all prompts together, but for a prompt that is alone."""
 
 
 class PatchMemory:
-    """Counts the bytes of patches until nothing refers to them any more, on whichever thread that is."""
+    """Counts bytes until nothing refers to their owner any more. `hold` may be called on any thread, and an owner be
+    freed on any."""
 
     def __init__(self, max_bytes: int = MAX_PATCH_BYTES) -> None:
         self.max_bytes = max_bytes
         self._used = 0
-        self._freed: deque[int] = deque()
-        """Bytes that were freed since `used` was read: a finalizer must not wait for a lock."""
+        self._changes: deque[int] = deque()
+        """Bytes that were held, or freed, since `used` was read: a finalizer must not wait for a lock."""
 
     @property
     def used(self) -> int:
-        """Bytes in use."""
-        while self._freed:
-            self._used -= self._freed.popleft()
+        """Bytes in use. Read by one thread at a time."""
+        while self._changes:
+            self._used += self._changes.popleft()
         return self._used
 
     def fits(self, more: int) -> bool:
@@ -31,7 +29,7 @@ class PatchMemory:
         used = self.used
         return not used or used + more <= self.max_bytes
 
-    def hold(self, values: NDArray[np.float32]) -> None:
-        """Count an array until it is freed."""
-        self._used += values.nbytes
-        weakref.finalize(values, self._freed.append, values.nbytes).atexit = False
+    def hold(self, owner: object, nbytes: int) -> None:
+        """Count bytes until their owner is freed."""
+        self._changes.append(nbytes)
+        weakref.finalize(owner, self._changes.append, -nbytes).atexit = False

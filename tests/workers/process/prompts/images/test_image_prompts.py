@@ -187,9 +187,9 @@ def test_a_model_without_a_vision_tower_refuses_images_by_name() -> None:
     assert (error.code, error.field) == (ErrorCode.UNSUPPORTED, CAT.field)
 
 
-def test_images_that_leave_no_room_are_refused_before_they_are_decoded() -> None:
-    broken = replace(DOT, data=b"not decoded")
-    error = refused(chat("", (0, 0), (1, 0), images=(CAT, broken)), builder(context=9))
+def test_images_that_leave_no_room_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptedImageProcessor, "prepare", None)
+    error = refused(chat("", (0, 0), (1, 0), images=(CAT, DOT)), builder(context=9))
     assert (error.code, error.field) == (ErrorCode.CONTEXT, DOT.field)
     error = refused(chat("", (0, 0)), builder(context=8))
     assert (error.code, error.field) == (ErrorCode.CONTEXT, CAT.field)
@@ -210,9 +210,10 @@ def test_sparse_prefill_is_refused_beside_images_by_name() -> None:
     )
 
 
-def test_queries_count_the_tokens_of_images() -> None:
+def test_queries_count_the_tokens_of_images_without_their_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     source = chat("see it", (0, 4))
     prompt = build(source, TEXTS)
+    monkeypatch.setattr(ScriptedImageProcessor, "prepare", None)
     counted = answer_query(builder(TEXTS), Tokenize(1, "r", source, "count"))
     listed = answer_query(builder(TEXTS), Tokenize(1, "r", source, "tokens"))
     assert counted.count == listed.count == len(prompt.tokens)
@@ -249,7 +250,7 @@ def test_a_cancelled_request_prepares_no_further_image() -> None:
 
 
 def test_the_patches_of_all_prompts_are_within_a_bound() -> None:
-    size = 8 * GROUP * PATCH_VALUES * 4
+    size = 8 * GROUP * PATCH_VALUES * 4 + len(CAT.data)
     memory = PatchMemory(2 * size)
     images = ImagePrompts(ScriptedImageProcessor(), 4096, memory)
     held = [images.prepare(chat(str(at), (0, 0)), lambda: True) for at in range(2)]
@@ -260,7 +261,7 @@ def test_the_patches_of_all_prompts_are_within_a_bound() -> None:
     held.pop()
     several = images.prepare(chat("x", (0, 0), (0, 0), (0, 1)), lambda: True)
     assert several is not None, "an image counts once, in however many places"
-    assert [prepared is several.placed[0][1] for _, prepared in several.placed] == [True, True, True]
+    assert [each is several.held[0] for each in several.held] == [True, True, True]
     assert memory.used == 2 * size
     del several
     assert images.prepare(chat("x", (0, 0), images=(DOT,)), lambda: True) is not None
@@ -268,8 +269,10 @@ def test_the_patches_of_all_prompts_are_within_a_bound() -> None:
     large = replace(CAT, width=256, height=256)
     alone = images.prepare(chat("x", (0, 0), images=(large,)), lambda: True)
     assert alone is not None
-    assert memory.used == 8 * size, "a prompt that is alone may take more"
-    assert np.isfinite(alone.placed[0][1].parts[0].values).all()
+    assert memory.used == 8 * (size - len(CAT.data)) + len(CAT.data), "a prompt that is alone may take more"
+    patches = alone.held[0].part(0)
+    assert patches is not None
+    assert np.isfinite(patches.values).all()
 
 
 def test_a_file_is_prepared_once_for_the_requests_of_a_tenant() -> None:

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from protocol.commands import Cancel, Submit, Tokenize
+from protocol.commands import Cancel, ReadRows, Submit, Tokenize, WriteRows
 from protocol.errors import ErrorCode
-from protocol.events import Failed, Finished, Tokenized
+from protocol.events import Failed, Finished, Rows, RowsWritten, Step, Tokenized
 from protocol.request import ChatInput, Image, ImagePlace, Message
 from tests.workers.process.harness.gateway_peer import Peer, scripted, service, submit, with_worker, worker
 from workers.faults.plan import Fault
@@ -63,6 +63,35 @@ async def test_rows_that_are_not_finite_end_their_request(peer: Peer) -> None:
     assert (failed.code, failed.field) == (ErrorCode.NOT_FINITE, CAT.field)
     peer.send(replace(ASKED, stream=2))
     assert isinstance(await peer.terminal(2), Finished)
+
+
+def test_a_stream_goes_on_at_another_worker_with_the_rows_of_its_image() -> None:
+    """Two workers with their links; the test passes the rows on, as the gateway does."""
+
+    async def hand_over(source: Peer, target: Peer, tenant: str) -> int:
+        source.send(ReadRows(1, 7, 1, 0, 512))
+        read = await source.expect(Rows)
+        assert min(read.tokens) < 0
+        target.send(WriteRows(2, 7, tenant, 0, read.tokens, read.rows, read.digest))
+        return (await target.expect(RowsWritten)).rows
+
+    async def scenario() -> None:
+        slow, ended = scripted(images=True, tokens_per_second=8.0), replace(ASKED, stream=2, tenant="a")
+        async with service(slow) as source, service(scripted(images=True)) as target:
+            await source.ready()
+            await target.ready()
+            source.send(LONG)
+            await source.expect(Step, lambda step: bool(step.deltas))
+            rows = await hand_over(source, target, "a")
+            target.send(replace(ended, resume=tuple(source.tokens(1))), replace(ended, stream=3, tenant="b"))
+            for stream in (2, 3):
+                assert isinstance(await target.terminal(stream), Finished)
+            assert source.tokens(1)[: 12 - len(target.tokens(2))] + target.tokens(2) == target.tokens(3)
+            assert rows > 20
+            assert target.gauges().images_encoded == 1, "for the other tenant"
+            assert target.gauges().prefix_tokens == rows
+
+    asyncio.run(scenario())
 
 
 @with_worker(images=True, tokens_per_second=200.0)
