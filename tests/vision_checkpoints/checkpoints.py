@@ -12,7 +12,9 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
 from tests.checkpoints import EOS_ID, make_checkpoint, write_safetensors
-from tests.vision_checkpoints.families import CHATML, TEXT, VISION_FAMILIES, VOCAB, VisionCase
+from tests.vision_checkpoints.case import CHATML, TEXT, VOCAB, VisionCase
+from tests.vision_checkpoints.families import VISION_FAMILIES
+from workers.vision.families.registered_families import VISION_FAMILIES as TOWERS
 
 
 def make_vision_checkpoint(
@@ -56,7 +58,7 @@ def make_vision_description(
     ids = write_tokenizer(directory, case)
     values = {
         "architectures": [f"{case.name}ForConditionalGeneration"],
-        "model_type": family,
+        "model_type": case.model_type or family,
         "text_config": {**TEXT, **case.text, **(text or {})},
         "vision_config": {**case.vision, **(vision or {})},
         **{name: ids[token] for name, token in case.tokens.items()},
@@ -65,9 +67,8 @@ def make_vision_description(
     }
     _write(directory / "config.json", _without_gaps(values))
     _write(directory / "preprocessor_config.json", _without_gaps({**case.preprocessor, **(preprocessor or {})}))
-    tensor = {"gemma4": "model.vision_tower.", "lfm2_vl": "model.vision_tower.", "smolvlm": "model.vision_model."}
-    name = tensor.get(family, "vision_tower." if family == "gemma3" else "model.visual.") + "a.weight"
-    write_safetensors(directory / "model.safetensors", {name: np.zeros(1, np.float32)})
+    prefix = next(iter(TOWERS[f"{case.name}ForConditionalGeneration"].prefixes))
+    write_safetensors(directory / "model.safetensors", {f"{prefix}a.weight": np.zeros(1, np.float32)})
     return directory
 
 

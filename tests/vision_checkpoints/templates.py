@@ -48,3 +48,16 @@ LFM2_TEMPLATE = (
     "{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' ' }}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+PIXTRAL_TEMPLATE = (
+    "{{ '<s>' }}{% for message in messages %}{% if message['role'] == 'user' %}{{ '[INST]' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for block in message['content'] %}{% if block['type'] == 'text' %}{{ block['text'] }}"
+    "{% elif block['type'] in ['image', 'image_url'] %}{{ '[IMG]' }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '[/INST]' }}{% else %}{{ message['content'] }}{% endif %}{% endfor %}"
+)

@@ -64,7 +64,8 @@ def open_part(path: Path, prefixes: Mapping[str, str]) -> Weights:
 
 
 def _open_files(path: Path, fields: Fields, wrapper: Wrapper | None, quantize: Quantize) -> Weights:
-    stacks = stack_layout(fields.get("model_type"))
+    transposed = wrapper is not None and wrapper.transposes_experts
+    stacks = stack_layout(fields.get("model_type"), transposed=transposed)
     low_bits = parse_low_bits(fields.file, fields.values)
     if low_bits is not None:
         return LowBitWeights(path, low_bits, quantize, wrapper, stacks)

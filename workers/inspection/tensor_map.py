@@ -167,7 +167,8 @@ class _Places:
                 held[place] = (*held.get(place, ()), name)
             return cls(config, weights, held, ours)
         fields, wrapper = unwrap(read_fields(path))
-        stacks = stack_layout(fields.get("model_type"))
+        transposed = wrapper is not None and wrapper.transposes_experts
+        stacks = stack_layout(fields.get("model_type"), transposed=transposed)
         for each in stored:
             inside = each if wrapper is None else name_inside(each, wrapper.inside)
             if inside is not None:

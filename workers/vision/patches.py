@@ -1,5 +1,6 @@
 """The input of a vision tower, as preprocessing makes it of an image."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,8 +27,18 @@ class ImagePatches:
     """The group whose token belongs at each place of the prompt, [tokens]. None if they are in order."""
     tokens: tuple[int, int] = (0, 0)
     """Rows and columns of tokens, for positions in the prompt; their product is the number of tokens."""
+    breaks: int = 0
+    """Tokens of text between two rows of tokens in a prompt (Pixtral's end of a row)."""
 
     @property
     def count(self) -> int:
         """The number of tokens, each a row of embeddings."""
         return self.tokens[0] * self.tokens[1]
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The place of each token in a prompt, counted from the first one; a range if they lie side by side."""
+        rows, columns = self.tokens
+        if not self.breaks:
+            return range(rows * columns)
+        return [row * (columns + self.breaks) + column for row in range(rows) for column in range(columns)]

@@ -4,6 +4,8 @@ import importlib
 import json
 import sys
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,20 @@ Inputs = dict[str, Any]
 PIL_MODULES = {
     "gemma3": "gemma3.image_processing_pil_gemma3.Gemma3",
     "gemma4": "gemma4.image_processing_pil_gemma4.Gemma4",
+    "llava": "llava.image_processing_pil_llava.Llava",
+    "mistral3": "pixtral.image_processing_pil_pixtral.Pixtral",
+    "pixtral": "pixtral.image_processing_pil_pixtral.Pixtral",
     "qwen2_5_vl": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
     "qwen2_vl": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
     "qwen3_5": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
+    "qwen3_5_moe": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
     "qwen3_vl": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
+    "qwen3_vl_moe": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
     "smolvlm": "smolvlm.image_processing_pil_smolvlm.SmolVLM",
 }
 """The image processors on Pillow, by family."""
+PIXTRAL = {"mistral3": 2, "pixtral": 1}
+"""Patches of a side of a token in checkpoints of Pixtral's kind, whose patches have 4 pixels."""
 
 
 def image_processor(family: str, path: Path) -> Any:
@@ -41,6 +50,10 @@ def process(family: str, path: Path, image: Pillow.Image) -> tuple[Inputs, Input
         outputs = dict(processor.run(image))
     elif family == "smolvlm":
         outputs = dict(processor(images=[image], return_tensors="pt", return_row_col_info=True))
+    elif family in PIXTRAL:
+        side = 4 * PIXTRAL[family]
+        outputs = dict(processor(images=[image], return_tensors="pt", patch_size={"height": side, "width": side}))
+        return outputs, dict(outputs)
     else:
         outputs = dict(processor(images=[image], return_tensors="pt"))
     others = ("num_crops", "num_soft_tokens_per_image", "rows", "cols", "image_rows", "image_cols", "image_sizes")
@@ -50,7 +63,7 @@ def process(family: str, path: Path, image: Pillow.Image) -> tuple[Inputs, Input
 
 def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> tuple[str, str]:
     """Return the placeholder of an image in transformers' processor, and the text that it puts in its place."""
-    _, extra = process(family, path, image)
+    inputs, extra = process(family, path, image)
     names = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "gemma3": "Gemma3", "gemma4": "Gemma4"}
     if family == "smolvlm":
         module = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
@@ -66,6 +79,18 @@ def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> t
             setattr(processor, f"{name}_token", token)
         processor.image_thumbnail_token = "<|img_thumbnail|>"
         return "<image>", processor.replace_image_token(extra, 0, use_image_special_tokens=True)
+    if family in PIXTRAL or family == "llava":
+        name = "Llava" if family == "llava" else "Pixtral"
+        with empty_torchvision():
+            module = importlib.import_module(f"transformers.models.{name.lower()}.processing_{name.lower()}")
+        kind = getattr(module, f"{name}Processor")
+        processor = object.__new__(kind)
+        tokens = {"image_token": "<image>" if family == "llava" else "[IMG]", "image_break_token": "[IMG_BREAK]"}
+        settings = {"image_end_token": "[IMG_END]", "patch_size": 4, "spatial_merge_size": PIXTRAL.get(family)}
+        clip = {"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+        for attribute, value in (tokens | settings | clip).items():
+            setattr(processor, attribute, value)
+        return processor.image_token, processor.replace_image_token(inputs, 0)
     name = names.get(family, "Qwen2VL" if family == "qwen2_vl" else "Qwen3VL")
     module = importlib.import_module(f"transformers.models.{name.lower() if name[0] == 'G' else _snake(name)}")
     source = importlib.import_module(f"{module.__name__}.processing_{module.__name__.rpartition('.')[2]}")
@@ -86,18 +111,27 @@ def _snake(name: str) -> str:
     return {"Qwen2_5_VL": "qwen2_5_vl", "Qwen3VL": "qwen3_vl", "Qwen2VL": "qwen2_vl"}[name]
 
 
-def _lfm2_processor(settings: dict[str, Any]) -> Any:
-    """Return transformers' processor of LFM2-VL with Pillow's resizing in place of torchvision's, which it is written
-    for. Its code is imported with an empty module under torchvision's name."""
-    name = "transformers.models.lfm2_vl.image_processing_lfm2_vl"
+@contextmanager
+def empty_torchvision(*names: str) -> Iterator[list[Any]]:
+    """Import modules, and what the caller imports meanwhile, with an empty module under torchvision's name. Those of
+    `names` are forgotten afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         for part in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
             module = types.ModuleType(part)
             module.functional = None  # type: ignore[attr-defined]
             patch.setitem(sys.modules, part, module)
-        patch.delitem(sys.modules, name, raising=False)
-        source = importlib.import_module(name)
-    sys.modules.pop(name, None)
+        for name in names:
+            patch.delitem(sys.modules, name, raising=False)
+        yield [importlib.import_module(name) for name in names]
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def _lfm2_processor(settings: dict[str, Any]) -> Any:
+    """Return transformers' processor of LFM2-VL with Pillow's resizing in place of torchvision's, which it is written
+    for. Its code is imported with an empty module under torchvision's name."""
+    with empty_torchvision("transformers.models.lfm2_vl.image_processing_lfm2_vl") as (source,):
+        pass
 
     class OnPillow(source.Lfm2VlImageProcessor):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:

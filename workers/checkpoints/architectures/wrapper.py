@@ -1,7 +1,7 @@
 """Multimodal models: the language model in them, which is served, and the parts around it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workers.checkpoints.architectures.families import FAMILIES
@@ -23,6 +23,10 @@ class Wrapper:
     """Fields of the language model may be outside of `text_config`, as Qwen2.5-VL was published."""
     sections: bool = False
     """Positions are in sections, of which a text has the same in all: they are plain ones."""
+    transposes_experts: bool = False
+    """Stacks of experts have matrices [inputs, outputs], as Qwen3-VL was published."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the language model that the class decides on."""
 
 
 # As published, and as transformers names them in memory since 4.52, which tools that save tensors write.
@@ -37,6 +41,9 @@ IDEFICS3_AROUND = ("model.vision_model.", "model.connector.", "vision_model.", "
 GEMMA4_PARTS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
 WRAPPERS: Mapping[str, Wrapper] = {
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "gemma3_text"}, LLAVA, LLAVA_AROUND),
+    "LlavaForConditionalGeneration": Wrapper(
+        {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, LLAVA, LLAVA_AROUND
+    ),
     "Mistral3ForConditionalGeneration": Wrapper(
         {"mistral": "mistral", "ministral3": "ministral3"}, LLAVA, LLAVA_AROUND
     ),
@@ -56,6 +63,14 @@ WRAPPERS: Mapping[str, Wrapper] = {
         {"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, QWEN_VL, QWEN_AROUND, flat=True, sections=True
     ),
     "Qwen3VLForConditionalGeneration": Wrapper({"qwen3_vl_text": "qwen3"}, QWEN, QWEN_AROUND, sections=True),
+    "Qwen3VLMoeForConditionalGeneration": Wrapper(
+        {"qwen3_vl_moe_text": "qwen3_moe"},
+        QWEN,
+        QWEN_AROUND,
+        sections=True,
+        transposes_experts=True,
+        fixed={"norm_topk_prob": True},
+    ),
     "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "qwen3_5_text"}, QWEN | {"mtp.": "mtp."}, QWEN_AROUND),
     "Qwen3_5MoeForConditionalGeneration": Wrapper(
         {"qwen3_5_moe_text": "qwen3_5_moe_text"}, QWEN | {"mtp.": "mtp."}, QWEN_AROUND
@@ -91,7 +106,7 @@ def unwrap(fields: Fields) -> tuple[Fields, Wrapper | None]:
     if wrapper.sections:
         values = {name: _without_sections(each) if name in PLANS else each for name, each in values.items()}
     shared = {name: module_names_inside(fields.values[name], wrapper) for name in SHARED if name in fields.values}
-    known = {"architectures": [FAMILIES[family].architecture], "model_type": family}
+    known = {"architectures": [FAMILIES[family].architecture], "model_type": family, **wrapper.fixed}
     return Fields(fields.file, shared | dict(values) | known, prefix="" if text is None else "text_config."), wrapper
 
 

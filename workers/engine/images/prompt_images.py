@@ -1,7 +1,8 @@
 """The images of one prompt: which of its tokens stand for their rows, and the positions of all. Pure."""
 
 import dataclasses
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,13 +14,15 @@ from workers.vision.patches import ImagePatches
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedImage:
-    """An image, or a tile of one, whose rows lie side by side in a prompt."""
+    """An image, or a tile of one, whose rows lie side by side in a prompt, or with tokens of text between them."""
 
     start: int
     """The place of its first row in the prompt."""
     patches: ImagePatches
     field: str = ""
     """The request field that errors name."""
+    offsets: tuple[int, ...] | None = None
+    """The place of each row, counted from the first one; None if they lie side by side."""
     numbers: tuple[int, ...] = dataclasses.field(init=False)
     """The numbers that stand for its rows."""
 
@@ -34,7 +37,21 @@ class PlacedImage:
     @property
     def end(self) -> int:
         """The place after its last row."""
-        return self.start + len(self.numbers)
+        return self.start + (len(self.numbers) if self.offsets is None else self.offsets[-1] + 1)
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The places of its rows in the prompt."""
+        if self.offsets is None:
+            return range(self.start, self.end)
+        return [self.start + offset for offset in self.offsets]
+
+    def rows_in(self, start: int, end: int) -> slice:
+        """Return which of its rows are in `start .. end` of the prompt."""
+        first, last = max(0, start - self.start), min(end, self.end) - self.start
+        if self.offsets is None:
+            return slice(first, last)
+        return slice(bisect_left(self.offsets, first), bisect_left(self.offsets, last))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
+"""The towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5; the last two with experts as well."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,8 @@ CHANNELS = 3
 EPS = 1e-6
 """The epsilon of all norms."""
 THETA = 10000.0
-SECTIONS = {"qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10), "qwen3_5_moe": (11, 11, 10)}
+DEEP_STACKS = ("qwen3_vl", "qwen3_vl_moe")
+SECTIONS = {"qwen3_vl": (24, 20, 20), "qwen3_vl_moe": (24, 20, 20), "qwen3_5": (11, 11, 10), "qwen3_5_moe": (11, 11, 10)}
 """The sections of M-RoPE of families whose config.json may leave them out."""
 
 
@@ -33,7 +34,7 @@ def _read_qwen3(fields: Fields, model: ModelConfig) -> VisionConfig:
     vision, family = required(fields, "vision_config"), str(fields.get("model_type"))
     tower = _read_tower(fields, model, family, "gelu_pytorch_tanh", patch=16)
     side = math.isqrt(vision.integer("num_position_embeddings", 2304))
-    taps = _layers(vision, "deepstack_visual_indexes", tower.layers) if family == "qwen3_vl" else ()
+    taps = _layers(vision, "deepstack_visual_indexes", tower.layers) if family in DEEP_STACKS else ()
     return replace(
         tower,
         table=(side, side),

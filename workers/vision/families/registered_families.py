@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from workers.vision.families.family import VisionFamily
 from workers.vision.families.gemma4 import GEMMA4
+from workers.vision.families.llava import LLAVA
+from workers.vision.families.pixtral import MISTRAL3
 from workers.vision.families.qwen import QWEN2, QWEN2_5, QWEN3
 from workers.vision.families.siglip import GEMMA3_FAMILY, IDEFICS3_FAMILY, LFM2_FAMILY
 
@@ -14,9 +16,12 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         "Gemma4": GEMMA4,
         "Idefics3": IDEFICS3_FAMILY,
         "Lfm2Vl": LFM2_FAMILY,
+        "Llava": LLAVA,
+        "Mistral3": MISTRAL3,
         "Qwen2VL": QWEN2,
         "Qwen2_5_VL": QWEN2_5,
         "Qwen3VL": QWEN3,
+        "Qwen3VLMoe": QWEN3,
         "Qwen3_5": QWEN3,
         "Qwen3_5Moe": QWEN3,
         "SmolVLM": IDEFICS3_FAMILY,

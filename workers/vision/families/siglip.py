@@ -17,6 +17,7 @@ from workers.vision.families.family import (
     activation,
     flat_kernel,
     head_size,
+    llava_prefixes,
     renamed,
     required,
 )
@@ -164,20 +165,12 @@ def _transposed(tensor: Array) -> Array:
     return tensor.T
 
 
-def _llava_prefixes() -> dict[str, str]:
-    """The prefixes of towers and projectors: as published, and as transformers has them in memory since 4.52."""
-    outer = ("", "model.")
-    towers = {f"{each}vision_tower.vision_model.": "tower." for each in outer}
-    towers |= {f"{each}vision_tower.": "tower." for each in outer}
-    return towers | {f"{each}multi_modal_projector.": "projector." for each in outer}
-
-
 IDEFICS3_PREFIXES = {
     "model.vision_model.": "tower.",
     "vision_model.": "tower.",
     "model.connector.": "connector.",
     "connector.": "connector.",
 }
-GEMMA3_FAMILY = VisionFamily(_llava_prefixes(), _read_gemma3, _sources_gemma3, Gemma3Preparer.of)
+GEMMA3_FAMILY = VisionFamily(llava_prefixes(), _read_gemma3, _sources_gemma3, Gemma3Preparer.of)
 IDEFICS3_FAMILY = VisionFamily(IDEFICS3_PREFIXES, _read_idefics3, _sources_idefics3, Idefics3Preparer.of)
-LFM2_FAMILY = VisionFamily(_llava_prefixes(), _read_lfm2, _sources_lfm2, Lfm2Preparer.of)
+LFM2_FAMILY = VisionFamily(llava_prefixes(), _read_lfm2, _sources_lfm2, Lfm2Preparer.of)

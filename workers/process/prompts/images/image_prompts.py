@@ -42,15 +42,18 @@ class ChatImages:
         for image, prepared in self.placed:
             for patches in prepared.parts:
                 run = places[used : used + patches.count]
-                if len(run) < patches.count or run[-1] - run[0] != patches.count - 1:
+                offsets = patches.offsets
+                if [place - run[0] for place in run] != list(offsets):
                     raise _other_tokens(image)
-                images.append(PlacedImage(run[0], patches, image.field))
+                apart = None if isinstance(offsets, range) else tuple(offsets)
+                images.append(PlacedImage(run[0], patches, image.field, apart))
                 used += patches.count
         if used != len(places):
             raise _other_tokens(self.placed[-1][0])
         numbered = list(tokens)
         for placed in images:
-            numbered[placed.start : placed.end] = placed.numbers
+            for place, number in zip(placed.places, placed.numbers, strict=True):
+                numbered[place] = number
         if not self.source.config.mrope:
             return tuple(numbered), PromptImages(tuple(images))
         axes, answer = axes_of(tokens, [(placed.start, placed.patches) for placed in images])
