@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.vision_checkpoints.case import SIGLIP, VisionCase
-from tests.vision_checkpoints.templates import LLAVA_TEMPLATE, PIXTRAL_TEMPLATE
+from tests.vision_checkpoints.templates import (
+    GLM_TEMPLATE,
+    INTERNVL_TEMPLATE,
+    LLAVA_TEMPLATE,
+    PADDLEOCR_TEMPLATE,
+    PIXTRAL_TEMPLATE,
+)
 
 CLIP_VALUES: Mapping[str, Any] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -32,7 +38,114 @@ PIXTRAL_PREPROCESSOR: Mapping[str, Any] = {
     "size": {"longest_edge": 48},
 }
 PIXTRAL_SPECIALS = ("<s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]")
+GLM_TOWER: Mapping[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "image_size": 24,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "hidden_act": "silu",
+}
+GLM_PREPROCESSOR: Mapping[str, Any] = {
+    **CLIP_VALUES,
+    "do_rescale": True,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "size": {"shortest_edge": 512, "longest_edge": 16384},
+    "image_processor_type": "Glm4vImageProcessor",
+    "processor_class": "Glm4vProcessor",
+}
+GLM_ROPE: Mapping[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [1, 1, 2],
+}
+GLM_SPECIALS = (
+    *("[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|begin_of_image|>", "<|end_of_image|>", "<|image|>"),
+    *("<|begin_of_video|>", "<|end_of_video|>", "<|video|>"),
+)
+GLM_TOKENS: Mapping[str, str] = {
+    "image_token_id": "<|image|>",
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_token_id": "<|video|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_end_token_id": "<|end_of_video|>",
+}
 FURTHER_FAMILIES: Mapping[str, VisionCase] = {
+    "glm4v": VisionCase(
+        "Glm4v",
+        {"rope_parameters": GLM_ROPE, "rms_norm_eps": 1e-5},
+        GLM_TOWER,
+        GLM_PREPROCESSOR,
+        GLM_SPECIALS,
+        GLM_TEMPLATE,
+        GLM_TOKENS,
+        fields={"tie_word_embeddings": False},
+    ),
+    "glm4v_moe": VisionCase(
+        "Glm4vMoe",
+        {
+            "rope_parameters": GLM_ROPE,
+            "attention_bias": True,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        GLM_TOWER,
+        GLM_PREPROCESSOR,
+        GLM_SPECIALS,
+        GLM_TEMPLATE,
+        GLM_TOKENS,
+        fields={"tie_word_embeddings": False},
+    ),
+    "internvl": VisionCase(
+        "InternVL",
+        {"model_type": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        {
+            **SIGLIP,
+            "model_type": "internvl_vision",
+            "attention_bias": True,
+            "image_size": [24, 24],
+            "patch_size": [4, 4],
+        },
+        {
+            **CLIP_VALUES,
+            "crop_to_patches": False,
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "max_patches": 4,
+            "min_patches": 1,
+            "processor_class": "InternVLProcessor",
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            "size": {"height": 24, "width": 24},
+        },
+        ("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+        INTERNVL_TEMPLATE,
+        {"image_token_id": "<IMG_CONTEXT>"},
+        fields={"downsample_ratio": 0.5, "image_seq_length": 9, "tie_word_embeddings": False},
+        processor={"image_seq_length": 9, "processor_class": "InternVLProcessor"},
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    ),
     "llava": VisionCase(
         "Llava",
         {"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
@@ -80,6 +193,37 @@ FURTHER_FAMILIES: Mapping[str, VisionCase] = {
         {"image_token_index": "[IMG]"},
         fields={"spatial_merge_size": 2, "vision_feature_layer": -1, "tie_word_embeddings": False},
         processor={"patch_size": 4, "processor_class": "PixtralProcessor", "spatial_merge_size": 2},
+    ),
+    "paddleocr_vl": VisionCase(
+        "PaddleOCRVL",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}},
+        {**SIGLIP, "image_size": 24, "patch_size": 4, "spatial_merge_size": 2},
+        {
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_processor_type": "PaddleOCRVLImageProcessor",
+            "max_pixels": 8192,
+            "merge_size": 2,
+            "min_pixels": 256,
+            "patch_size": 4,
+            "processor_class": "PaddleOCRVLProcessor",
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            "temporal_patch_size": 1,
+        },
+        ("<|IMAGE_START|>", "<|IMAGE_END|>", "<|IMAGE_PLACEHOLDER|>", "<|video_pad|>"),
+        PADDLEOCR_TEMPLATE,
+        {
+            "image_token_id": "<|IMAGE_PLACEHOLDER|>",
+            "video_token_id": "<|video_pad|>",
+            "vision_start_token_id": "<|IMAGE_START|>",
+            "vision_end_token_id": "<|IMAGE_END|>",
+        },
+        fields={"tie_word_embeddings": False},
     ),
     "pixtral": VisionCase(
         "Llava",

@@ -124,9 +124,10 @@ class VisionConfig:
     has `layers.N.MATRIX.clip` [4]: the least and the greatest input, the least and the greatest output."""
     table: tuple[int, int] | None = None
     """Rows and columns of the table of positions; None for no table."""
-    table_kind: Literal["fixed", "interpolated", "resized", "bicubic", "axes"] = "fixed"
-    """`fixed`: one position for each place (SigLIP); `interpolated`: bilinear (Qwen3-VL); `resized`: antialiased
-    (SigLIP 2); `bicubic` (GLM-V); `axes`: the sum of one for the row and one for the column (Gemma 4)."""
+    table_kind: Literal["fixed", "interpolated", "bilinear", "resized", "bicubic", "axes"] = "fixed"
+    """`fixed`: one position for each place (SigLIP); `interpolated`: bilinear, with the corners aligned (Qwen3-VL);
+    `bilinear`: without (PaddleOCR-VL); `resized`: antialiased (SigLIP 2); `bicubic` (GLM-V); `axes`: the sum of one for
+    the row and one for the column (Gemma 4)."""
     full_layers: frozenset[int] | None = None
     """The layers that attend to the whole image, the others within windows; None for all."""
     last_norm: bool = False

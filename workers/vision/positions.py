@@ -45,9 +45,10 @@ def _placed(config: VisionConfig, table: Floats, patches: ImagePatches) -> Float
     height, width = config.table
     if config.table_kind == "bicubic":
         return _bicubic(table.reshape(height, width, -1), patches)
-    if config.table_kind == "interpolated":
+    if config.table_kind in ("interpolated", "bilinear"):
+        aligned = config.table_kind == "interpolated"
         sides = zip(patches.grid, (rows, columns), config.table, strict=True)
-        across, down = (_bilinear(place, size, side) for size, place, side in sides)
+        across, down = (_bilinear(place, size, side, aligned) for size, place, side in sides)
         return _weighted(table, across, down, width)
     if config.table_kind == "resized":
         square = table.reshape(height, width, -1)
@@ -79,9 +80,14 @@ Taps = tuple[NDArray[np.int64], NDArray[np.int64], Floats]
 """The position before each patch, the one behind it, and the weight of the latter."""
 
 
-def _bilinear(place: NDArray[np.int32], size: int, side: int) -> Taps:
-    """Place patches on an axis of `side` positions, with the corners aligned, in the arithmetic of transformers."""
-    source = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+def _bilinear(place: NDArray[np.int32], size: int, side: int, aligned: bool) -> Taps:
+    """Place patches on an axis of `side` positions, with the corners `aligned` or the borders, in the arithmetic of
+    transformers."""
+    if aligned:
+        source = place.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+    else:
+        half = np.float32(0.5)
+        source = (place.astype(np.float32) + half) * (np.float32(side) / np.float32(size)) - half
     floor = np.floor(source)
     before = floor.astype(np.int64)
     return np.clip(before, 0, side - 1), np.clip(before + 1, 0, side - 1), (source - floor).astype(np.float32)
@@ -96,10 +102,12 @@ def _bicubic(table: Floats, patches: ImagePatches) -> Floats:
         normal = (place.astype(np.float32) + np.float32(0.5)) / np.float32(size) * np.float32(2) - one
         source = ((normal + one) * np.float32(side) - one) / np.float32(2)
         floor = np.floor(source)
-        axes.append([
-            (np.clip(floor.astype(np.int64) + tap, 0, side - 1), _cubic(np.abs(source - floor - np.float32(tap))))
-            for tap in (-1, 0, 1, 2)
-        ])
+        axes.append(
+            [
+                (np.clip(floor.astype(np.int64) + tap, 0, side - 1), _cubic(np.abs(source - floor - np.float32(tap))))
+                for tap in (-1, 0, 1, 2)
+            ]
+        )
     total = np.zeros((len(patches.places), table.shape[-1]), np.float32)
     for row, row_weight in axes[0]:
         for column, column_weight in axes[1]:

@@ -18,8 +18,13 @@ Inputs = dict[str, Any]
 PIL_MODULES = {
     "gemma3": "gemma3.image_processing_pil_gemma3.Gemma3",
     "gemma4": "gemma4.image_processing_pil_gemma4.Gemma4",
+    "gemma4_unified": "gemma4.image_processing_pil_gemma4.Gemma4",
+    "glm4v": "glm4v.image_processing_pil_glm4v.Glm4v",
+    "glm4v_moe": "glm4v.image_processing_pil_glm4v.Glm4v",
+    "internvl": "got_ocr2.image_processing_pil_got_ocr2.GotOcr2",
     "llava": "llava.image_processing_pil_llava.Llava",
     "mistral3": "pixtral.image_processing_pil_pixtral.Pixtral",
+    "paddleocr_vl": "paddleocr_vl.image_processing_pil_paddleocr_vl.PaddleOCRVL",
     "pixtral": "pixtral.image_processing_pil_pixtral.Pixtral",
     "qwen2_5_vl": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
     "qwen2_vl": "qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VL",
@@ -32,6 +37,21 @@ PIL_MODULES = {
 """The image processors on Pillow, by family."""
 PIXTRAL = {"mistral3": 2, "pixtral": 1}
 """Patches of a side of a token in checkpoints of Pixtral's kind, whose patches have 4 pixels."""
+PROCESSORS = dict.fromkeys(PIXTRAL, "Pixtral") | {
+    "glm4v": "Glm4v",
+    "glm4v_moe": "Glm4v",
+    "internvl": "InternVL",
+    "llava": "Llava",
+    "paddleocr_vl": "PaddleOCRVL",
+}
+"""The processors that are not made of a tokenizer."""
+IMAGE_TOKENS = {
+    "Glm4v": "<|image|>",
+    "InternVL": "<IMG_CONTEXT>",
+    "Llava": "<image>",
+    "PaddleOCRVL": "<|IMAGE_PLACEHOLDER|>",
+    "Pixtral": "[IMG]",
+}
 
 
 def image_processor(family: str, path: Path) -> Any:
@@ -43,16 +63,23 @@ def image_processor(family: str, path: Path) -> Any:
     return getattr(importlib.import_module(module), f"{name}ImageProcessorPil")(**settings)
 
 
-def process(family: str, path: Path, image: Pillow.Image) -> tuple[Inputs, Inputs]:
-    """Return the arguments of `get_image_features` for an image, and what else transformers' processor gets."""
+def process(family: str, path: Path, image: Pillow.Image | list[Pillow.Image]) -> tuple[Inputs, Inputs]:
+    """Return the arguments of `get_image_features` for an image, or for several ones of Pixtral's kind, and what else
+    transformers' processor gets."""
     processor = image_processor(family, path)
     if family == "lfm2_vl":
         outputs = dict(processor.run(image))
     elif family == "smolvlm":
         outputs = dict(processor(images=[image], return_tensors="pt", return_row_col_info=True))
+    elif family == "internvl":
+        outputs = dict(processor(images=[image], return_tensors="pt", crop_to_patches=True))
+        return {"pixel_values": outputs["pixel_values"]}, outputs
+    elif family == "gemma4_unified":
+        outputs = _merged_patches(dict(processor(images=[image], return_tensors="pt")))
     elif family in PIXTRAL:
         side = 4 * PIXTRAL[family]
-        outputs = dict(processor(images=[image], return_tensors="pt", patch_size={"height": side, "width": side}))
+        images = image if isinstance(image, list) else [image]
+        outputs = dict(processor(images=images, return_tensors="pt", patch_size={"height": side, "width": side}))
         return outputs, dict(outputs)
     else:
         outputs = dict(processor(images=[image], return_tensors="pt"))
@@ -64,7 +91,8 @@ def process(family: str, path: Path, image: Pillow.Image) -> tuple[Inputs, Input
 def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> tuple[str, str]:
     """Return the placeholder of an image in transformers' processor, and the text that it puts in its place."""
     inputs, extra = process(family, path, image)
-    names = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "gemma3": "Gemma3", "gemma4": "Gemma4"}
+    names = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "gemma3": "Gemma3"}
+    names |= {"gemma4": "Gemma4", "gemma4_unified": "Gemma4"}
     if family == "smolvlm":
         module = importlib.import_module("transformers.models.smolvlm.processing_smolvlm")
         rows, columns = extra["rows"][0][0], extra["cols"][0][0]
@@ -79,18 +107,20 @@ def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> t
             setattr(processor, f"{name}_token", token)
         processor.image_thumbnail_token = "<|img_thumbnail|>"
         return "<image>", processor.replace_image_token(extra, 0, use_image_special_tokens=True)
-    if family in PIXTRAL or family == "llava":
-        name = "Llava" if family == "llava" else "Pixtral"
+    if name := PROCESSORS.get(family):
         with empty_torchvision():
-            module = importlib.import_module(f"transformers.models.{name.lower()}.processing_{name.lower()}")
+            snake = "paddleocr_vl" if name == "PaddleOCRVL" else name.lower()
+            module = importlib.import_module(f"transformers.models.{snake}.processing_{snake}")
         kind = getattr(module, f"{name}Processor")
         processor = object.__new__(kind)
-        tokens = {"image_token": "<image>" if family == "llava" else "[IMG]", "image_break_token": "[IMG_BREAK]"}
+        tokens = {"image_token": IMAGE_TOKENS[name], "image_break_token": "[IMG_BREAK]"}
+        tokens |= {"start_image_token": "<img>", "end_image_token": "</img>"}
         settings = {"image_end_token": "[IMG_END]", "patch_size": 4, "spatial_merge_size": PIXTRAL.get(family)}
         clip = {"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
-        for attribute, value in (tokens | settings | clip).items():
+        others = {"image_seq_length": 9, "image_processor": image_processor(family, path)}
+        for attribute, value in (tokens | settings | clip | others).items():
             setattr(processor, attribute, value)
-        return processor.image_token, processor.replace_image_token(inputs, 0)
+        return processor.image_token, processor.replace_image_token(inputs | extra, 0)
     name = names.get(family, "Qwen2VL" if family == "qwen2_vl" else "Qwen3VL")
     module = importlib.import_module(f"transformers.models.{name.lower() if name[0] == 'G' else _snake(name)}")
     source = importlib.import_module(f"{module.__name__}.processing_{module.__name__.rpartition('.')[2]}")
@@ -101,14 +131,27 @@ def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> t
         inner = tokenizer.image_token * 4
         processor.full_image_sequence = f"\n\n{tokenizer.boi_token}{inner}{tokenizer.eoi_token}\n\n"
         return tokenizer.boi_token, processor.replace_image_token(extra, 0)
-    processor.image_token = tokenizer.image_token if family == "gemma4" else "<|image_pad|>"
-    if family == "gemma4":
+    processor.image_token = tokenizer.image_token if family.startswith("gemma4") else "<|image_pad|>"
+    if family.startswith("gemma4"):
         processor.boi_token, processor.eoi_token = tokenizer.boi_token, tokenizer.eoi_token
     return processor.image_token, processor.replace_image_token(extra, 0)
 
 
 def _snake(name: str) -> str:
     return {"Qwen2_5_VL": "qwen2_5_vl", "Qwen3VL": "qwen3_vl", "Qwen2VL": "qwen2_vl"}[name]
+
+
+def _merged_patches(outputs: dict[str, Any]) -> dict[str, Any]:
+    """Merge the patches that Gemma 4's processor on Pillow makes as that of models without a tower does, which is there
+    for torchvision alone."""
+    name = "transformers.models.gemma4_unified.image_processing_gemma4_unified"
+    with empty_torchvision(name) as (module,):
+        count = int(outputs["num_soft_tokens_per_image"][0])
+        patches = count * 9
+        merged, places = module.patches_merge(
+            outputs["pixel_values"][:, :patches], outputs["image_position_ids"][:, :patches], count
+        )
+    return outputs | {"pixel_values": merged, "image_position_ids": places}
 
 
 @contextmanager
@@ -118,7 +161,7 @@ def empty_torchvision(*names: str) -> Iterator[list[Any]]:
     with pytest.MonkeyPatch.context() as patch:
         for part in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
             module = types.ModuleType(part)
-            module.functional = None  # type: ignore[attr-defined]
+            module.functional = types.SimpleNamespace(InterpolationMode=int)  # type: ignore[attr-defined]
             patch.setitem(sys.modules, part, module)
         for name in names:
             patch.delitem(sys.modules, name, raising=False)

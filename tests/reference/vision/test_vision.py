@@ -28,7 +28,7 @@ ROWS = 1e-4
 """The largest difference of a number of a row, of about 1, to the tower of transformers in float32."""
 SIZES = ((60, 44), (37, 90), (150, 80))
 """Widths and heights of images."""
-RATIOS = {"gemma4": 60, "lfm2_vl": 16}
+RATIOS = {"gemma4": 60, "gemma4_unified": 60, "lfm2_vl": 16}
 """Ratios of sides from which transformers' processors fail with these settings, where no side is a whole token."""
 Make = Callable[[str], Path]
 
@@ -98,12 +98,13 @@ def compare_pixels(family: str, inputs: dict[str, Any], parts: tuple[ImagePatche
     pixels = inputs["pixel_values"].numpy()
     for number, part in enumerate(parts):
         values = part.values
-        if family.startswith("qwen"):
+        if family.startswith(("qwen", "glm")):
             wanted = pixels
             if part.order is not None:
                 values = values.reshape(part.count, -1)[part.order].reshape(values.shape)
-        elif family in ("gemma4", "lfm2_vl"):
+        elif family in ("gemma4", "gemma4_unified", "lfm2_vl", "paddleocr_vl"):
             values = in_rows(part)
+            pixels = pixels[None].reshape(1, len(pixels), -1) if family == "paddleocr_vl" else pixels
             wanted = pixels[number][: len(values)]
             wanted = (wanted - np.float32(0.5)) * np.float32(2) if family == "gemma4" else wanted
         else:
@@ -199,7 +200,9 @@ def test_idefics3_is_read_as_smolvlm_is(torch: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.concatenate([ours.rows(part) for part in parts]), expected, atol=ROWS)
 
 
-@pytest.mark.parametrize("family", [name for name in sorted(VISION_FAMILIES) if name.startswith("qwen")])
+@pytest.mark.parametrize(
+    "family", [name for name in sorted(VISION_FAMILIES) if name.startswith(("qwen", "glm", "paddle"))]
+)
 def test_positions_on_three_axes(torch: Any, checkpoint: Make, family: str) -> None:
     """Two images side by side, and one behind a text, and at the end of a prompt."""
     path = checkpoint(family)

@@ -27,6 +27,8 @@ class Wrapper:
     """Stacks of experts have matrices [inputs, outputs], as Qwen3-VL was published."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the language model that the class decides on."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of fields that the language model may leave out, where the class has others than its family."""
 
 
 # As published, and as transformers names them in memory since 4.52, which tools that save tensors write.
@@ -41,6 +43,28 @@ IDEFICS3_AROUND = ("model.vision_model.", "model.connector.", "vision_model.", "
 GEMMA4_PARTS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
 WRAPPERS: Mapping[str, Wrapper] = {
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "gemma3_text"}, LLAVA, LLAVA_AROUND),
+    **{
+        f"{name}ForConditionalGeneration": Wrapper(
+            {"glm4v_text": "glm4"},
+            QWEN,
+            QWEN_AROUND,
+            sections=True,
+            fixed={"attention_bias": True},
+            defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0},
+        )
+        for name in ("Glm4v", "Glm46V")
+    },
+    "Glm4vMoeForConditionalGeneration": Wrapper(
+        {"glm4v_moe_text": "glm4_moe"},
+        QWEN,
+        QWEN_AROUND,
+        sections=True,
+        fixed={"use_qk_norm": False},
+        defaults={"attention_bias": True},
+    ),
+    "InternVLForConditionalGeneration": Wrapper(
+        {name: name for name in ("qwen2", "qwen3", "qwen3_moe", "llama")}, LLAVA, LLAVA_AROUND
+    ),
     "LlavaForConditionalGeneration": Wrapper(
         {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, LLAVA, LLAVA_AROUND
     ),
@@ -75,6 +99,21 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "Qwen3_5MoeForConditionalGeneration": Wrapper(
         {"qwen3_5_moe_text": "qwen3_5_moe_text"}, QWEN | {"mtp.": "mtp."}, QWEN_AROUND
     ),
+    "PaddleOCRVLForConditionalGeneration": Wrapper(
+        # Ernie 4.5 without its pairs of neighbouring lanes, which leaves Llama.
+        {"paddleocr_vl_text": "llama", "paddleocr_vl": "llama"},
+        QWEN_VL,
+        ("model.visual.", "visual.", "model.projector.", "mlp_AR."),
+        flat=True,
+        sections=True,
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+        },
+    ),
     "Lfm2VlForConditionalGeneration": Wrapper({"lfm2": "lfm2"}, LLAVA, LLAVA_AROUND),
     **{
         f"{name}ForConditionalGeneration": Wrapper({"llama": "llama"}, IDEFICS3, IDEFICS3_AROUND)
@@ -107,7 +146,8 @@ def unwrap(fields: Fields) -> tuple[Fields, Wrapper | None]:
         values = {name: _without_sections(each) if name in PLANS else each for name, each in values.items()}
     shared = {name: module_names_inside(fields.values[name], wrapper) for name in SHARED if name in fields.values}
     known = {"architectures": [FAMILIES[family].architecture], "model_type": family, **wrapper.fixed}
-    return Fields(fields.file, shared | dict(values) | known, prefix="" if text is None else "text_config."), wrapper
+    merged = {**wrapper.defaults, **shared, **values, **known}
+    return Fields(fields.file, merged, prefix="" if text is None else "text_config."), wrapper
 
 
 def _outer_values(fields: Fields) -> dict[str, Any]:

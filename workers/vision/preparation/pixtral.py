@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 from protocol.request import ImageDetail
-from workers.checkpoints.json_files import CheckpointError
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import CLIP_MEAN, CLIP_STD, PixelValues
 from workers.vision.preparation.preparer import ImagePlan, Preparer, Size
@@ -29,10 +28,8 @@ class PixtralPreparer(Preparer):
     @classmethod
     def of(cls, settings: PreparationSettings) -> "PixtralPreparer":
         """Read the settings. Raises `CheckpointError`."""
-        token, known = settings.image_token(), settings.tokens.values()
-        for text in (BREAK, END):
-            if text not in known:
-                raise CheckpointError(settings.config.file.parent / "tokenizer.json", "added_tokens", f"{text} is missing")
+        token = settings.image_token()
+        settings.require(BREAK, END)
         patch = math.isqrt(settings.vision.patch_values // 3)
         return cls(
             placeholder=token,

@@ -75,7 +75,10 @@ def ids_of(case: Case, size: tuple[int, int], text: int = 5) -> tuple[list[int],
     parts = case.own.prepare(as_file(picture(*size))).parts
     ids = list(range(5, 5 + text))
     for part in parts:
-        ids += [case.own.image_token] * part.count + [10, 11]
+        run = [11] * (part.offsets[-1] + 1)
+        for offset in part.offsets:
+            run[offset] = case.own.image_token
+        ids += [*run, 10, 11]
     return [*ids, 12, 13, 14], parts
 
 
@@ -92,7 +95,7 @@ def compare(torch: Any, mine: Case) -> None:
     kinds = torch.tensor([[int(token == mine.own.image_token) for token in ids]])
     if family == "gemma3":
         inputs["token_type_ids"] = kinds
-    elif family.startswith(("qwen", "gemma")):
+    elif family.startswith(("qwen", "gemma", "glm", "paddle")):
         inputs["mm_token_type_ids"] = kinds
     model = load_model(family, mine.path)
     with torch.no_grad():

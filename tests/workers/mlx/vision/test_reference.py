@@ -13,7 +13,7 @@ from PIL import Image as Picture
 from tokenizers import Tokenizer
 
 from protocol.request import Image, Sampling
-from tests.reference.vision.processors import process
+from tests.reference.vision.processors import PIXTRAL, process
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.workers.mlx.conftest import Load
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
@@ -69,10 +69,12 @@ class Reference:
         self._model = kind.from_pretrained(path, attn_implementation="eager").eval()
         each = [process(family, path, picture)[0] for picture in pictures()]
         tiles = 1 if family == "smolvlm" else 0
+        if family in PIXTRAL:  # which pads the images of a batch to equal sides
+            each = [process(family, path, pictures())[0]]
         self._inputs = {name: torch.cat([inputs[name] for inputs in each], dim=tiles) for name in each[0]}
         ids = torch.tensor([tokens])
         self._inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if family.startswith(("gemma", "qwen")):
+        if family.startswith(("gemma", "glm", "paddle", "qwen")):
             kinds = "token_type_ids" if family == "gemma3" else "mm_token_type_ids"
             self._inputs[kinds] = (ids == image_token).int()
 
@@ -93,8 +95,8 @@ def runs(tokens: list[int], image_token: int, parts: list[ImagePatches]) -> list
     for part in parts:
         at = tokens.index(image_token, at)
         places.append((at, part))
-        assert tokens[at : at + part.count] == [image_token] * part.count
-        at += part.count
+        assert [tokens[at + offset] for offset in part.offsets] == [image_token] * part.count
+        at += part.offsets[-1] + 1
     assert image_token not in tokens[at:]
     return places
 
@@ -120,7 +122,8 @@ def prompt_of(runner: Runner, path: Path, processor: ImageProcessor) -> tuple[li
     embeddings = PromptEmbeddings(np.concatenate(rows))
     numbers, ids = list(tokens), iter(embeddings.ids)
     for at, part in places:
-        numbers[at : at + part.count] = [next(ids) for _ in range(part.count)]
+        for offset in part.offsets:
+            numbers[at + offset] = next(ids)
     axes, position = axes_of(tokens, places) if processor.config.mrope else (None, len(tokens))
     bidirectional = runner.capabilities.bidirectional_images
     chunk = Chunk(0, tuple(numbers), 0, 0, embeddings, axes=axes, ends=tuple(ends) if bidirectional else None)
@@ -140,7 +143,7 @@ def answer_of(runner: Runner, chunk: Chunk, position: int) -> list[int]:
     return [-1 if each is None else each for each in tokens]
 
 
-EACH_TIME = ("gemma3", "gemma4_e2b", "qwen3_5", "qwen3_vl")
+EACH_TIME = ("gemma3", "gemma4_e2b", "mistral3", "qwen3_5", "qwen3_vl")
 """Between them they have all that differs in a language model; the towers of others are compared elsewhere."""
 
 
