@@ -88,6 +88,25 @@ def process(family: str, path: Path, image: Pillow.Image | list[Pillow.Image]) -
     return outputs, extra | {name: each for name, each in outputs.items() if name == "image_grid_thw"}
 
 
+def with_masks(family: str, model: Any, inputs: Inputs) -> Inputs:
+    """Return the arguments of a model's `forward` with which it attends as its `generate` does: that of Gemma 4 without
+    a tower attends to an image in both directions in all layers, where it makes masks by itself."""
+    if family != "gemma4_unified":
+        return inputs
+    import torch
+
+    ids = inputs["input_ids"]
+    masks = model.create_masks_for_generate(
+        config=model.config,
+        inputs_embeds=torch.zeros(*ids.shape, 1),
+        attention_mask=torch.ones_like(ids),
+        past_key_values=None,
+        position_ids=torch.arange(ids.shape[1])[None],
+        mm_token_type_ids=inputs["mm_token_type_ids"],
+    )
+    return {**inputs, "attention_mask": masks}
+
+
 def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> tuple[str, str]:
     """Return the placeholder of an image in transformers' processor, and the text that it puts in its place."""
     inputs, extra = process(family, path, image)

@@ -1,6 +1,7 @@
 """Prompts with images for the scripted runner, as the prompt builder makes them, and engines that count."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from protocol.request import Image
@@ -25,8 +26,9 @@ Part = str | tuple[bytes, int, int]
 """A text, or the content, width and height of an image."""
 
 
-def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> EngineRequest:
-    """A request with these parts. The image at index i has the field `image[i]`."""
+def request(stream: int, *parts: Part, mrope: bool = True, breaks: bool = False, **fields: Any) -> EngineRequest:
+    """A request with these parts. The image at index i has the field `image[i]`. With `breaks` there is a token of text
+    between two rows of an image's tokens."""
     processor, tokens, images = ScriptedImageProcessor(), list[int](), list[PlacedImage]()
     for part in parts:
         if isinstance(part, str):
@@ -34,8 +36,12 @@ def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> Eng
             continue
         data, width, height = part
         (patches,) = processor.prepare(Image("png", width, height, b"\x89PNG" + data)).parts
-        images.append(PlacedImage(len(tokens), patches, f"image[{len(images)}]"))
-        tokens += images[-1].numbers
+        apart = tuple(replace(patches, breaks=1).offsets) if breaks else None
+        image = PlacedImage(len(tokens), patches, f"image[{len(images)}]", apart)
+        tokens += [10] * (image.end - image.start)
+        for place, number in zip(image.places, image.numbers, strict=True):
+            tokens[place] = number
+        images.append(image)
     placed = None
     if images:
         axes, answer = axes_of(tokens, [(each.start, each.patches) for each in images]) if mrope else (None, None)

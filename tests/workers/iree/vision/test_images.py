@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.reference.vision.processors import process
+from tests.reference.vision.processors import process, with_masks
 from tests.reference.vision.test_vision import as_file, load_model, picture
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.workers.iree.conftest import Load
@@ -99,7 +99,7 @@ def compare(torch: Any, mine: Case) -> None:
         inputs["mm_token_type_ids"] = kinds
     model = load_model(family, mine.path)
     with torch.no_grad():
-        expected = model(**inputs).logits[0, -1].numpy()
+        expected = model(**with_masks(family, model, inputs)).logits[0, -1].numpy()
         answer = model.generate(**inputs, max_new_tokens=COUNT, do_sample=False)[0, len(ids) :].tolist()
     prompt = Prompted.of(runner, ids, mine.own.image_token, parts)
     runner.reset(0)

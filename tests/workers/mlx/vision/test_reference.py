@@ -13,7 +13,7 @@ from PIL import Image as Picture
 from tokenizers import Tokenizer
 
 from protocol.request import Image, Sampling
-from tests.reference.vision.processors import PIXTRAL, process
+from tests.reference.vision.processors import PIXTRAL, process, with_masks
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.workers.mlx.conftest import Load
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
@@ -64,7 +64,7 @@ class Reference:
         import torch
         import transformers
 
-        self._torch, self._length = torch, len(tokens)
+        self._torch, self._family, self._length = torch, family, len(tokens)
         kind = getattr(transformers, f"{VISION_FAMILIES[family].name}ForConditionalGeneration")
         self._model = kind.from_pretrained(path, attn_implementation="eager").eval()
         each = [process(family, path, picture)[0] for picture in pictures()]
@@ -80,7 +80,8 @@ class Reference:
 
     def logits(self) -> NDArray[np.float32]:
         with self._torch.no_grad():
-            logits: NDArray[np.float32] = self._model(**self._inputs).logits[0].numpy()
+            inputs = with_masks(self._family, self._model, self._inputs)
+            logits: NDArray[np.float32] = self._model(**inputs).logits[0].numpy()
         return logits
 
     def greedy(self) -> list[int]:
