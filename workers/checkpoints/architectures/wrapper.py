@@ -66,7 +66,17 @@ WRAPPERS: Mapping[str, Wrapper] = {
         {name: name for name in ("qwen2", "qwen3", "qwen3_moe", "llama")}, LLAVA, LLAVA_AROUND
     ),
     "LlavaForConditionalGeneration": Wrapper(
-        {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"}, LLAVA, LLAVA_AROUND
+        {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"},
+        LLAVA,
+        LLAVA_AROUND,
+        # As LLaVA 1.5 and Pixtral were published, by the defaults of transformers; tensors of other sizes are refused.
+        defaults={
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "vocab_size": 32000,
+        },
     ),
     "Mistral3ForConditionalGeneration": Wrapper(
         {"mistral": "mistral", "ministral3": "ministral3"}, LLAVA, LLAVA_AROUND
