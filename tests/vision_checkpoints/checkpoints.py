@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 from tokenizers import AddedToken, Tokenizer
 
 from tests.checkpoints import EOS_ID, make_checkpoint, write_safetensors
@@ -36,11 +37,22 @@ def make_vision_checkpoint(
     ids = write_tokenizer(directory, case)
     model = make_vision_model(family, ids, seed=seed, vision=vision, text=text, fields=fields)
     model.to(getattr(torch, dtype)).save_pretrained(directory)
+    if family == "qwen3_vl_moe":
+        transpose_experts(directory)
     _write(directory / "generation_config.json", {"eos_token_id": [EOS_ID], "do_sample": False})
     _write(directory / "preprocessor_config.json", {**case.preprocessor, **(preprocessor or {})})
     if case.processor:
         _write(directory / "processor_config.json", case.processor)
     return directory
+
+
+def transpose_experts(directory: Path) -> None:
+    """Turn the stacks of experts as Qwen3-VL was published, and back."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]:
+        tensors[name] = np.ascontiguousarray(tensors[name].swapaxes(1, 2))
+    write_safetensors(file, tensors)
 
 
 def make_vision_description(

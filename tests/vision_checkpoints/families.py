@@ -99,7 +99,7 @@ GEMMA4_NAMED: Mapping[str, str] = {
     "eoa_token": "<audio|>",
     "audio_token": "<|audio|>",
 }
-QWEN3_MOE: Mapping[str, Any] = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+QWEN3_MOE: Mapping[str, Any] = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
 QWEN3_5_TEXT: Mapping[str, Any] = {
     "rope_parameters": {
         **SECTIONS,

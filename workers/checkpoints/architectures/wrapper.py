@@ -24,7 +24,7 @@ class Wrapper:
     sections: bool = False
     """Positions are in sections, of which a text has the same in all: they are plain ones."""
     transposes_experts: bool = False
-    """Stacks of experts have matrices [inputs, outputs], as Qwen3-VL was published."""
+    """Stacks of experts may have matrices [inputs, outputs], as Qwen3-VL was published."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the language model that the class decides on."""
     defaults: Mapping[str, Any] = field(default_factory=dict)

