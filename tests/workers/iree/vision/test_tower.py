@@ -220,7 +220,9 @@ def refused(config: VisionConfig) -> dict[ImagePatches, str]:
     image = random_image(config, 2, 3, windows=config.full_layers is not None)
     found = {
         replace(image, values=image.values[:0]): "patches: 0, the tower takes 1 to",
-        replace(image, values=image.values[:-1]): f"are no groups of {config.group}",
+        replace(image, values=image.values[:-1]): (
+            f"are no groups of {config.group}" if config.group > 1 else "tokens: 6 of 5 patches"
+        ),
         replace(image, values=image.values[:, 1:]): f"with {config.patch_values} values each",
         replace(image, tokens=(2, 2)): f"tokens: 4 of {6 * config.group} patches",
     }
