@@ -1,4 +1,4 @@
-"""LLaVA's preprocessing: the shorter side gets the size of the tower, and the middle is cut out."""
+"""LLaVA's preprocessing: the shorter side gets the size of the tower, and the longer one is cropped."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class LlavaPreparer(Preparer):
     side: int
     """Pixels of a side of the tower's images."""
     background: tuple[int, int, int] | None
-    """The colour of what is added to make an image square; None where its middle is cut out."""
+    """The colour of what is added to make an image square; None where it is cropped."""
 
     @classmethod
     def of(cls, settings: PreparationSettings) -> "LlavaPreparer":
