@@ -126,20 +126,8 @@ def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> t
             setattr(processor, f"{name}_token", token)
         processor.image_thumbnail_token = "<|img_thumbnail|>"
         return "<image>", processor.replace_image_token(extra, 0, use_image_special_tokens=True)
-    if name := PROCESSORS.get(family):
-        with empty_torchvision():
-            snake = "paddleocr_vl" if name == "PaddleOCRVL" else name.lower()
-            module = importlib.import_module(f"transformers.models.{snake}.processing_{snake}")
-        kind = getattr(module, f"{name}Processor")
-        processor = object.__new__(kind)
-        tokens = {"image_token": IMAGE_TOKENS[name], "image_break_token": "[IMG_BREAK]"}
-        tokens |= {"start_image_token": "<img>", "end_image_token": "</img>"}
-        settings = {"image_end_token": "[IMG_END]", "patch_size": 4, "spatial_merge_size": PIXTRAL.get(family)}
-        clip = {"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
-        others = {"image_seq_length": 9, "image_processor": image_processor(family, path)}
-        for attribute, value in (tokens | settings | clip | others).items():
-            setattr(processor, attribute, value)
-        return processor.image_token, processor.replace_image_token(inputs | extra, 0)
+    if family in PROCESSORS:
+        return _replaced(family, path, inputs | extra)
     name = names.get(family, "Qwen2VL" if family == "qwen2_vl" else "Qwen3VL")
     module = importlib.import_module(f"transformers.models.{name.lower() if name[0] == 'G' else _snake(name)}")
     source = importlib.import_module(f"{module.__name__}.processing_{module.__name__.rpartition('.')[2]}")
@@ -158,6 +146,30 @@ def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> t
 
 def _snake(name: str) -> str:
     return {"Qwen2_5_VL": "qwen2_5_vl", "Qwen3VL": "qwen3_vl", "Qwen2VL": "qwen2_vl"}[name]
+
+
+def _replaced(family: str, path: Path, inputs: Inputs) -> tuple[str, str]:
+    """Return what `expansion` does for one of `PROCESSORS`, which gets the fields that they read."""
+    name = PROCESSORS[family]
+    with empty_torchvision():
+        snake = "paddleocr_vl" if name == "PaddleOCRVL" else name.lower()
+        module = importlib.import_module(f"transformers.models.{snake}.processing_{snake}")
+    processor = object.__new__(getattr(module, f"{name}Processor"))
+    for attribute, value in (
+        ("image_break_token", "[IMG_BREAK]"),
+        ("image_end_token", "[IMG_END]"),
+        ("start_image_token", "<img>"),
+        ("end_image_token", "</img>"),
+        ("image_token", IMAGE_TOKENS[name]),
+        ("image_processor", image_processor(family, path)),
+        ("image_seq_length", 9),
+        ("num_additional_image_tokens", 1),
+        ("patch_size", 4),
+        ("spatial_merge_size", PIXTRAL.get(family)),
+        ("vision_feature_select_strategy", "default"),
+    ):
+        setattr(processor, attribute, value)
+    return processor.image_token, processor.replace_image_token(inputs, 0)
 
 
 def _merged_patches(outputs: dict[str, Any]) -> dict[str, Any]:
