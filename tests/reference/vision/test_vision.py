@@ -28,7 +28,7 @@ ROWS = 1e-4
 """The largest difference of a number of a row, of about 1, to the tower of transformers in float32."""
 SIZES = ((60, 44), (37, 90), (150, 80))
 """Widths and heights of images."""
-RATIOS = {"gemma4": 60, "gemma4_unified": 60, "lfm2_vl": 16}
+RATIOS = {"gemma4": 60, "gemma4_unified": 60, "lfm2_vl": 16, "mistral3": 48, "pixtral": 48}
 """Ratios of sides from which transformers' processors fail with these settings, where no side is a whole token."""
 Make = Callable[[str], Path]
 FAMILIES = [

@@ -188,6 +188,8 @@ class MlxImageEncoding:
     def _merges(self, config: VisionConfig, tap: int | None) -> Iterator[Stage]:
         merger = config.merger if tap is None or config.tap_merger is None else config.tap_merger
         for block in range(len(self._blocks)):
+            if self._blocks[block].start == len(self._image.values):  # of the row that is no patch alone
+                continue
             cost = self._cost(block, _merger_operations(config, merger) / config.group)
             yield cost, partial(self._merge, tap, block)
 
@@ -224,10 +226,7 @@ class MlxImageEncoding:
         return [self._x[block]]
 
     def _merge(self, tap: int | None, block: int) -> list[mx.array]:
-        rows = self._blocks[block]
-        patches = min(rows.stop, len(self._image.values)) - rows.start
-        if not patches:  # a block of the row that is no patch
-            return []
+        patches = len(self._image.values) - self._blocks[block].start  # but for the row that is no patch
         made = self._tower.merge(tap, self._x[block][:patches])
         self._merged[0 if tap is None else 1 + tap].append(made)
         return [made]
