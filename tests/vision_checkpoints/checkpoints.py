@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 from tokenizers import AddedToken, Tokenizer
 
 from tests.checkpoints import EOS_ID, make_checkpoint, write_safetensors
-from tests.vision_checkpoints.families import CHATML, TEXT, VISION_FAMILIES, VOCAB, VisionCase
+from tests.vision_checkpoints.case import CHATML, TEXT, VOCAB, VisionCase
+from tests.vision_checkpoints.families import VISION_FAMILIES
+from workers.vision.families.registered_families import VISION_FAMILIES as TOWERS
 
 
 def make_vision_checkpoint(
@@ -34,11 +37,22 @@ def make_vision_checkpoint(
     ids = write_tokenizer(directory, case)
     model = make_vision_model(family, ids, seed=seed, vision=vision, text=text, fields=fields)
     model.to(getattr(torch, dtype)).save_pretrained(directory)
+    if family == "qwen3_vl_moe":
+        transpose_experts(directory)
     _write(directory / "generation_config.json", {"eos_token_id": [EOS_ID], "do_sample": False})
     _write(directory / "preprocessor_config.json", {**case.preprocessor, **(preprocessor or {})})
     if case.processor:
         _write(directory / "processor_config.json", case.processor)
     return directory
+
+
+def transpose_experts(directory: Path) -> None:
+    """Turn the stacks of experts as Qwen3-VL was published, and back."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    for name in [name for name in tensors if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]:
+        tensors[name] = np.ascontiguousarray(tensors[name].swapaxes(1, 2))
+    write_safetensors(file, tensors)
 
 
 def make_vision_description(
@@ -56,7 +70,7 @@ def make_vision_description(
     ids = write_tokenizer(directory, case)
     values = {
         "architectures": [f"{case.name}ForConditionalGeneration"],
-        "model_type": family,
+        "model_type": case.model_type or family,
         "text_config": {**TEXT, **case.text, **(text or {})},
         "vision_config": {**case.vision, **(vision or {})},
         **{name: ids[token] for name, token in case.tokens.items()},
@@ -65,9 +79,8 @@ def make_vision_description(
     }
     _write(directory / "config.json", _without_gaps(values))
     _write(directory / "preprocessor_config.json", _without_gaps({**case.preprocessor, **(preprocessor or {})}))
-    tensor = {"gemma4": "model.vision_tower.", "lfm2_vl": "model.vision_tower.", "smolvlm": "model.vision_model."}
-    name = tensor.get(family, "vision_tower." if family == "gemma3" else "model.visual.") + "a.weight"
-    write_safetensors(directory / "model.safetensors", {name: np.zeros(1, np.float32)})
+    prefix = next(iter(TOWERS[f"{case.name}ForConditionalGeneration"].prefixes))
+    write_safetensors(directory / "model.safetensors", {f"{prefix}a.weight": np.zeros(1, np.float32)})
     return directory
 
 

@@ -2,10 +2,10 @@
 tiny sizes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from tests.checkpoints import EOS_ID
+from tests.vision_checkpoints.case import SECTIONS, SIGLIP, VOCAB, VisionCase
+from tests.vision_checkpoints.further_families import FURTHER_FAMILIES
 from tests.vision_checkpoints.templates import (
     GEMMA3_TEMPLATE,
     GEMMA4_TEMPLATE,
@@ -14,59 +14,6 @@ from tests.vision_checkpoints.templates import (
     QWEN_TEMPLATE,
     SMOLVLM_TEMPLATE,
 )
-
-VOCAB = 640
-"""Tokens of each checkpoint: those of `tests.checkpoints`, and those of the family behind them."""
-CHATML = ("<|im_start|>", "<|im_end|>")
-TEXT: Mapping[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "vocab_size": VOCAB,
-    "head_dim": 16,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
-    "bos_token_id": None,
-    "eos_token_id": EOS_ID,
-    "pad_token_id": 0,
-}
-SECTIONS: Mapping[str, Any] = {
-    "rope_type": "default",
-    "rope_theta": 10000.0,
-    "mrope_section": [4, 2, 2],
-    "mrope_interleaved": True,
-}
-SIGLIP: Mapping[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-}
-
-
-@dataclass(frozen=True)
-class VisionCase:
-    """A family's checkpoint."""
-
-    name: str
-    """The class in transformers, without its ending."""
-    text: Mapping[str, Any]
-    """Fields of `text_config`, beside `TEXT`."""
-    vision: Mapping[str, Any]
-    preprocessor: Mapping[str, Any]
-    """The contents of preprocessor_config.json."""
-    specials: tuple[str, ...]
-    template: str
-    tokens: Mapping[str, str]
-    """Fields of config.json that have the ids of special tokens."""
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of config.json."""
-    processor: Mapping[str, Any] = field(default_factory=dict)
-    """The contents of processor_config.json."""
-    named: Mapping[str, str] = field(default_factory=dict)
-    """Names of special tokens, as tokenizer_config.json has them in `extra_special_tokens`."""
-
 
 QWEN3_TOWER: Mapping[str, Any] = {
     "depth": 3,
@@ -111,6 +58,60 @@ QWEN2_PREPROCESSOR: Mapping[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessor",
 }
 HALF: Mapping[str, Any] = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+GEMMA4_PREPROCESSOR: Mapping[str, Any] = {
+    "do_convert_rgb": True,
+    "do_normalize": False,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.0, 0.0, 0.0],
+    "image_processor_type": "Gemma4ImageProcessor",
+    "image_seq_length": 70,
+    "image_std": [1.0, 1.0, 1.0],
+    "max_soft_tokens": 70,
+    "patch_size": 4,
+    "pooling_kernel_size": 3,
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+}
+GEMMA4_SPECIALS = (
+    "<bos>",
+    "<|turn>",
+    "<turn|>",
+    "<|image>",
+    "<image|>",
+    "<|image|>",
+    "<|audio>",
+    "<audio|>",
+    "<|audio|>",
+)
+GEMMA4_TOKENS: Mapping[str, str] = {
+    "boi_token_id": "<|image>",
+    "eoi_token_id": "<image|>",
+    "image_token_id": "<|image|>",
+    "boa_token_id": "<|audio>",
+    "audio_token_id": "<|audio|>",
+}
+GEMMA4_NAMED: Mapping[str, str] = {
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "image_token": "<|image|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+    "audio_token": "<|audio|>",
+}
+QWEN3_MOE: Mapping[str, Any] = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+QWEN3_5_TEXT: Mapping[str, Any] = {
+    "rope_parameters": {
+        **SECTIONS,
+        "mrope_section": [2, 1, 1],
+        "partial_rotary_factor": 0.5,
+    },
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 
 VISION_FAMILIES: Mapping[str, VisionCase] = {
     "gemma3": VisionCase(
@@ -170,39 +171,35 @@ VISION_FAMILIES: Mapping[str, VisionCase] = {
             "use_clipped_linears": False,
             "standardize": True,
         },
+        GEMMA4_PREPROCESSOR,
+        GEMMA4_SPECIALS,
+        GEMMA4_TEMPLATE,
+        GEMMA4_TOKENS,
+        fields={"audio_config": None},
+        named=GEMMA4_NAMED,
+    ),
+    "gemma4_unified": VisionCase(
+        "Gemma4Unified",
         {
-            "do_convert_rgb": True,
-            "do_normalize": False,
-            "do_rescale": True,
-            "do_resize": True,
-            "image_mean": [0.0, 0.0, 0.0],
-            "image_processor_type": "Gemma4ImageProcessor",
-            "image_seq_length": 70,
-            "image_std": [1.0, 1.0, 1.0],
-            "max_soft_tokens": 70,
+            "num_hidden_layers": 6,
+            "sliding_window": 24,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 0,
+            "use_bidirectional_attention": "vision",
+        },
+        {
             "patch_size": 4,
             "pooling_kernel_size": 3,
-            "resample": 3,
-            "rescale_factor": 1 / 255,
+            "mm_embed_dim": 48,
+            "mm_posemb_size": 96,
+            "output_proj_dims": 48,
         },
-        ("<bos>", "<|turn>", "<turn|>", "<|image>", "<image|>", "<|image|>", "<|audio>", "<audio|>", "<|audio|>"),
+        {**GEMMA4_PREPROCESSOR, "image_processor_type": "Gemma4UnifiedImageProcessor"},
+        GEMMA4_SPECIALS,
         GEMMA4_TEMPLATE,
-        {
-            "boi_token_id": "<|image>",
-            "eoi_token_id": "<image|>",
-            "image_token_id": "<|image|>",
-            "boa_token_id": "<|audio>",
-            "audio_token_id": "<|audio|>",
-        },
+        GEMMA4_TOKENS,
         fields={"audio_config": None},
-        named={
-            "boi_token": "<|image>",
-            "eoi_token": "<image|>",
-            "image_token": "<|image|>",
-            "boa_token": "<|audio>",
-            "eoa_token": "<audio|>",
-            "audio_token": "<|audio|>",
-        },
+        named=GEMMA4_NAMED,
     ),
     "lfm2_vl": VisionCase(
         "Lfm2Vl",
@@ -287,19 +284,11 @@ VISION_FAMILIES: Mapping[str, VisionCase] = {
         QWEN_TOKENS,
     ),
     "qwen3_5": VisionCase(
-        "Qwen3_5",
-        {
-            "rope_parameters": {
-                **SECTIONS,
-                "mrope_section": [2, 1, 1],
-                "partial_rotary_factor": 0.5,
-            },
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-        },
+        "Qwen3_5", QWEN3_5_TEXT, QWEN3_TOWER, QWEN3_PREPROCESSOR, QWEN_SPECIALS, QWEN_TEMPLATE, QWEN_TOKENS
+    ),
+    "qwen3_5_moe": VisionCase(
+        "Qwen3_5Moe",
+        {**QWEN3_5_TEXT, **QWEN3_MOE, "shared_expert_intermediate_size": 32},
         QWEN3_TOWER,
         QWEN3_PREPROCESSOR,
         QWEN_SPECIALS,
@@ -309,6 +298,15 @@ VISION_FAMILIES: Mapping[str, VisionCase] = {
     "qwen3_vl": VisionCase(
         "Qwen3VL",
         {"rope_parameters": SECTIONS},
+        {**QWEN3_TOWER, "deepstack_visual_indexes": [0, 1]},
+        QWEN3_PREPROCESSOR,
+        QWEN_SPECIALS,
+        QWEN_TEMPLATE,
+        QWEN_TOKENS,
+    ),
+    "qwen3_vl_moe": VisionCase(
+        "Qwen3VLMoe",
+        {"rope_parameters": SECTIONS, **QWEN3_MOE, "tie_word_embeddings": False},
         {**QWEN3_TOWER, "deepstack_visual_indexes": [0, 1]},
         QWEN3_PREPROCESSOR,
         QWEN_SPECIALS,
@@ -343,5 +341,6 @@ VISION_FAMILIES: Mapping[str, VisionCase] = {
         fields={"scale_factor": 4, "tie_word_embeddings": False},
         processor={"image_seq_len": 4, "processor_class": "SmolVLMProcessor"},
     ),
+    **FURTHER_FAMILIES,
 }
-"""By the `model_type` of config.json."""
+"""By the `model_type` of config.json, or another name where a class has several towers."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.patches import ImagePatches
-from workers.vision.positions import added, angles
+from workers.vision.positions import added, angles, values
 
 Floats = NDArray[np.float32]
 Parameters = Mapping[str, NDArray[Any]]
@@ -26,9 +26,10 @@ class NumpyTower:
     def rows(self, patches: ImagePatches) -> Floats:
         """Return the rows in the order of the prompt, float32 [tokens, width]: see `ImageEncoding.rows`."""
         config = self._config
-        hidden = self._linear("patch", patches.values)
+        hidden = self._embed("values_norm", config.values_norm, values(config, patches))
+        hidden = self._embed("patch_norm", config.patch_norm, self._linear("patch", hidden))
         places = added(config, self._parameters, patches)
-        hidden = hidden if places is None else hidden + places
+        hidden = self._embed("placed_norm", config.placed_norm, hidden if places is None else hidden + places)
         turned, merged = angles(config, patches), []
         for layer in range(config.layers):
             whole = config.full_layers is None or layer in config.full_layers
@@ -40,6 +41,9 @@ class NumpyTower:
             hidden = self._norm("norm", hidden, config.norm, config.eps)
         rows = np.concatenate([self._merge("merger", config.merger, hidden), *merged], axis=1)
         return rows if patches.order is None else rows[patches.order]
+
+    def _embed(self, name: str, kind: str | None, rows: Floats) -> Floats:
+        return rows if kind is None else self._norm(name, rows, kind, self._config.eps)
 
     def _layer(self, layer: int, hidden: Floats, turned: Floats | None, windows: NDArray[np.int32] | None) -> Floats:
         config, own = self._config, f"layers.{layer}"
@@ -77,6 +81,7 @@ class NumpyTower:
         def normed(rows: Floats) -> Floats:
             return rows if merger.norm is None else self._norm(f"{name}.norm", rows, merger.norm, merger.eps)
 
+        hidden = hidden[: len(hidden) - self._config.extra]
         hidden = normed(hidden) if merger.norm_each else hidden
         groups = hidden.reshape(-1, self._config.group, hidden.shape[-1])
         rows = groups.reshape(len(groups), -1) if merger.pooling == "concat" else groups.mean(axis=1)
@@ -84,6 +89,15 @@ class NumpyTower:
         if self._config.standardize:
             rows = (rows - self._parameters["standard.bias"]) * self._parameters["standard.scale"]
         rows = rows if merger.norm_each else normed(rows)
+        for number, mix in enumerate(merger.mixes):
+            rows = self._linear(f"{name}.mix.{number}", rows)
+            if mix.norm is not None:
+                rows = self._norm(f"{name}.mix.{number}.norm", rows, mix.norm, merger.eps)
+            rows = rows if mix.activation is None else activate(mix.activation, rows)
+        if merger.gated:
+            assert merger.activation is not None
+            gates = activate(merger.activation, self._linear(f"{name}.gate", rows))
+            return self._linear(f"{name}.down", gates * self._linear(f"{name}.up", rows))
         rows = self._linear(f"{name}.up", rows) if merger.inner else rows
         rows = rows if merger.activation is None else activate(merger.activation, rows)
         return self._linear(f"{name}.down", rows)

@@ -9,7 +9,7 @@ from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, ModelConfi
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import SHARED, Wrapper, module_names_inside, unwrap
 from workers.checkpoints.documents import document_file, find_document, read_fields
-from workers.checkpoints.expert_stacks import stack_layout
+from workers.checkpoints.expert_stacks import StackLayout, stack_layout
 from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
@@ -18,6 +18,7 @@ from workers.checkpoints.low_bits.config import parse_low_bits
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
 from workers.checkpoints.mlx_files.converted_weights import ConvertedWeights
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
+from workers.checkpoints.weight_files import WeightFiles
 from workers.checkpoints.weights import Weights
 from workers.precision import Quantize
 
@@ -31,6 +32,7 @@ __all__ = [
     "open_part",
     "open_weights",
     "same_text",
+    "stacks_of",
 ]
 
 TOKENIZER = "tokenizer.json"
@@ -64,12 +66,26 @@ def open_part(path: Path, prefixes: Mapping[str, str]) -> Weights:
 
 
 def _open_files(path: Path, fields: Fields, wrapper: Wrapper | None, quantize: Quantize) -> Weights:
-    stacks = stack_layout(fields.get("model_type"))
+    stacks = stacks_of(path, fields, wrapper)
     low_bits = parse_low_bits(fields.file, fields.values)
     if low_bits is not None:
         return LowBitWeights(path, low_bits, quantize, wrapper, stacks)
     quantization = parse_quantization(fields.file, fields.values)
     return ConvertedWeights(path, quantization, wrapper, stacks)
+
+
+def stacks_of(path: Path, fields: Fields, wrapper: Wrapper | None) -> StackLayout:
+    """Return the layout of stacked experts in a checkpoint, whose language model has these fields. In a class that
+    was published with transposed ones, those that transformers 5 has saved are not. Raises `CheckpointError`."""
+    transposed = False
+    if wrapper is not None and wrapper.transposes_experts:
+        files = WeightFiles(path)
+        where = files.locate()
+        name = next((name for name in where if name.endswith(".experts.down_proj")), None)
+        if name is not None:
+            shape = files.open(where[name]).get_slice(name).get_shape()
+            transposed = len(shape) > 1 and shape[1] != fields.integer("hidden_size")
+    return stack_layout(fields.get("model_type"), transposed=transposed)
 
 
 def config_digest(path: Path) -> str:

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 MAX_EXPERTS = 4096
 """Experts in one stack: each gets a name."""
-StackLayout = Literal["halves", "interleaved"]
+StackLayout = Literal["halves", "transposed", "interleaved"]
 """The order of gates and up matrices in one stack: one behind the other, or, in gpt-oss, row by row. Plain stacks of
-the latter are transposed, and have biases."""
+the latter are transposed, and have biases; those of Qwen3-VL are halves that are transposed."""
 MXFP4 = ("_blocks", "_scales")
 """Endings of stacks in MXFP4: codes [experts, outputs, groups, 16] and scales [experts, outputs, groups]."""
 _MLX = re.compile(r"(.+\.)(?:switch_mlp|experts\.switch_glu)\.(gate_proj|up_proj|down_proj|fc1|fc2)\.weight")
@@ -54,7 +54,7 @@ class ExpertMatrix:
 
     def read(self, stack: Any) -> NDArray[Any]:
         """Read its rows from a stack, a slice of safetensors."""
-        if self.half is None or self.interleaved:
+        if self.half is None or self.interleaved or self.transposed:
             return self.take(stack[self.expert])
         rows: NDArray[Any] = stack[self.expert, self.rows(stack.get_shape()[1])]
         return rows
@@ -90,7 +90,8 @@ def unstacked(tensor: str, experts: int, layout: StackLayout = "halves") -> Iter
     for expert in range(experts):
         for block, part, half in _parts(tensor, layout):
             interleaved = layout == "interleaved"
-            transposed = interleaved and part.endswith(".weight") and not tensor.endswith((".weight", *MXFP4))
+            plain = part.endswith(".weight") and not tensor.endswith((".weight", *MXFP4))
+            transposed = layout != "halves" and plain
             yield f"{block}experts.{expert}.{part}", ExpertMatrix(expert, half, interleaved, transposed)
 
 
@@ -126,6 +127,7 @@ def _interleaved_parts(tensor: str) -> Iterator[tuple[str, str, int | None]]:
         yield match[1], f"{match[2] or match[4]}.{kind}", None
 
 
-def stack_layout(model_type: object) -> StackLayout:
-    """Return the layout of the stacks in checkpoints of a `model_type`."""
-    return "interleaved" if model_type == "gpt_oss" else "halves"
+def stack_layout(model_type: object, *, transposed: bool = False) -> StackLayout:
+    """Return the layout of the stacks in checkpoints of a `model_type`, in a class that has them `transposed` or not
+    (`Wrapper.transposes_experts`)."""
+    return "interleaved" if model_type == "gpt_oss" else "transposed" if transposed else "halves"

@@ -115,7 +115,8 @@ class SafetensorsWeights(Weights):
         self.files = sorted(directory.glob("*.safetensors"))
         self._wrapper = wrapper
         self._quantization = quantization
-        self._stacks = stacks
+        self.stacks = stacks
+        """The layout of stacked experts."""
         self._stored: dict[str, str] = {}
         """The names in the files, where they differ."""
         self._files = WeightFiles(directory)
@@ -136,12 +137,12 @@ class SafetensorsWeights(Weights):
         """List the names of quantized and of stacked matrices."""
         for tensor in dict.fromkeys([*self._where, *(f"{module}.weight" for module in self._quantized)]):
             module = tensor.removesuffix(".weight")
-            rank = stack_rank(tensor, self._stacks)
+            rank = stack_rank(tensor, self.stacks)
             if rank is not None and len(shape := self._header(tensor)[1]) == rank:
                 if shape[0] > MAX_EXPERTS:
                     problem = f"stacks {shape[0]} experts, more than {MAX_EXPERTS}"
                     raise CheckpointError(self._where[tensor], tensor, problem)
-                for name, place in unstacked(tensor, shape[0], self._stacks):
+                for name, place in unstacked(tensor, shape[0], self.stacks):
                     yield name, _StoredMatrix(module, tensor, place)
             elif module in self._quantized and tensor.endswith(".weight"):
                 yield tensor, _StoredMatrix(module, tensor)

@@ -235,7 +235,8 @@ def check_images(request: EngineRequest, images: PromptImages, max_patches: int,
     """Refuse images that the model cannot take: of more than `max_patches`, or of more than `longest` tokens. Raises
     `RequestRefused` with the field of the image, or with that of an option that images exclude."""
     for image in images.images:
-        if request.prompt[image.start : image.end] != image.numbers or not image.numbers:
+        placed = image.numbers and image.end <= len(request.prompt)
+        if not placed or tuple(request.prompt[place] for place in image.places) != image.numbers:
             raise _invalid(image.field, "the prompt does not have the rows of the image in their place")
         if (patches := image.held.patches[image.part]) > max_patches:
             raise _invalid(

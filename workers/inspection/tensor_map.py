@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 
 from workers.checkpoints.architectures.tensors import tensors, unread_reason
 from workers.checkpoints.architectures.wrapper import name_inside, unwrap
-from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights, stacks_of
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.encoders.tensors import encoder_tensors, is_head, prefix_of
-from workers.checkpoints.expert_stacks import MAX_EXPERTS, StackLayout, is_stack, stack_layout, unstacked
+from workers.checkpoints.expert_stacks import MAX_EXPERTS, StackLayout, is_stack, unstacked
 from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
@@ -167,7 +167,7 @@ class _Places:
                 held[place] = (*held.get(place, ()), name)
             return cls(config, weights, held, ours)
         fields, wrapper = unwrap(read_fields(path))
-        stacks = stack_layout(fields.get("model_type"))
+        stacks = stacks_of(path, fields, wrapper)
         for each in stored:
             inside = each if wrapper is None else name_inside(each, wrapper.inside)
             if inside is not None:

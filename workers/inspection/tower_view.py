@@ -98,5 +98,7 @@ def _short(name: str) -> str:
 def _sizes(tower: VisionTower) -> str:
     config = tower.config
     taps = f", {len(config.taps)} of them merged for the language model's first layers" if config.taps else ""
+    if not config.layers:
+        return f"patches are projected, without layers; hidden size {config.hidden}; {config.group} patch a token"
     heads = f"{config.heads} heads of {config.head_dim} lanes"
     return f"{config.layers} layers{taps}; hidden size {config.hidden}; {heads}; {config.group} patches a token"

@@ -66,7 +66,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
         tensors = split_heads(tensors, config, _groups_of(tensors, quantization, groups))
     tensors = rename_router_biases(tensors, config)
     if not interleaved:
-        tensors = _stack_experts(tensors)
+        transposed = isinstance(weights, SafetensorsWeights) and weights.stacks == "transposed"
+        tensors = _stack_experts(tensors, transposed=transposed)
     if config.experts is not None and not config.experts.gated:
         for old, new in UNGATED:
             tensors, groups = _renamed(tensors, old, new), groups and _renamed(groups, old, new)
@@ -115,13 +116,15 @@ def _joined(items: Mapping[str, _Value], join: Callable[[list[_Value]], _Value])
     return out | {name.replace(gate, SHARED): join(pair) for name, pair in pairs.items()}
 
 
-def _stack_experts(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def _stack_experts(tensors: Mapping[str, mx.array], *, transposed: bool) -> dict[str, mx.array]:
     """Stack the matrices of a layer's experts as the modules of mlx-lm have them, from single ones or from
-    transformers' stacks, whose gates and up matrices are one tensor."""
+    transformers' stacks, whose gates and up matrices are one tensor, and which may be `transposed`."""
     out: dict[str, mx.array] = {}
     stacks: dict[str, dict[int, mx.array]] = {}
     for name, tensor in tensors.items():
         block, _, part = name.rpartition("experts.")
+        if transposed and part in ("gate_up_proj", "down_proj"):
+            tensor = mx.contiguous(tensor.swapaxes(1, 2))
         if part == "gate_up_proj":
             gate, up = mx.split(tensor, 2, axis=1)
             out |= {f"{block}switch_mlp.gate_proj.weight": gate, f"{block}switch_mlp.up_proj.weight": up}

@@ -15,7 +15,7 @@ from protocol.request import Image
 from workers.engine.runner import NotFiniteError
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.image_refused import ImageRefused
-from workers.vision.outline import ImageOutline
+from workers.vision.outline import ImageOutline, row_offsets
 from workers.vision.patches import ImagePatches
 
 PLACEHOLDER = "<|image|>"
@@ -60,7 +60,7 @@ class ScriptedImageProcessor:
         if not image.data.startswith(_MAGIC[image.format]):
             raise ImageRefused(f"the file is no {image.format} image: send it again, or as another format")
         rows, columns = _sides(image)
-        return ImageOutline(PLACEHOLDER * (rows * columns), (rows * columns,))
+        return ImageOutline(PLACEHOLDER * (rows * columns), (row_offsets(rows, columns),))
 
     def prepare(self, image: Image) -> ScriptedPrepared:
         """Return the patches of an image. Raises `ImageRefused`, for a file that does not

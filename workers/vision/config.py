@@ -7,11 +7,14 @@ neither the shape of the image nor reshapes of its grid, and every group of `gro
 Parameters have these names, with matrices [outputs, inputs] as in torch; those of biases only where the checkpoint has
 them (`biases` of the struct):
 
-- `patch.weight` [hidden, patch_values], `patch.bias`
+- `patch.weight` [hidden, patch_values], `patch.bias` (if `biases` or `patch_bias`)
+- `values_norm`, `patch_norm` and `placed_norm` (where the description has them), each with `.weight` and `.bias`
 - `layers.N.` with `norm1`, `q`, `k`, `v`, `o`, `norm2`, `up`, `gate` (if `gated`), `down`, each with `.weight` and
   `.bias`; `q_norm.weight`, `k_norm.weight` (if `qk_norm`); `post1.weight`, `post2.weight` (if `sandwich`)
 - `norm.weight`, `norm.bias` (if `last_norm`)
-- `merger.norm`, `merger.up`, `merger.down`, and the same for each tap as `taps.N.norm` and so on, with N from 0
+- `merger.norm`, `merger.mix.N` and `merger.mix.N.norm`, `merger.up`, `merger.gate` (if `gated`), `merger.down`, and the
+  same for each tap as `taps.N.norm` and so on, with N from 0
+- `extra.weight` [hidden], which only the host reads: the embedding of the row that is no patch (if `extra`)
 - `standard.bias`, `standard.scale` [hidden] (if `standardize`)
 - `positions.weight`, which only the host reads: [rows * columns, hidden], or for `axes` [2, rows, hidden], the table of
   rows and that of columns
@@ -33,9 +36,21 @@ Norm = Literal["layer", "rms"]
 
 
 @dataclass(frozen=True, slots=True)
+class Mix:
+    """A linear layer of a merger between the rows of a group and its last layers."""
+
+    outputs: int
+    bias: bool = False
+    norm: Norm | None = None
+    """The norm of the outputs."""
+    activation: Activation | None = None
+    """Applied behind the norm."""
+
+
+@dataclass(frozen=True, slots=True)
 class Merger:
-    """Makes one token of a group of patches: the rows side by side, or their mean, then a norm, a linear layer, an
-    activation and a second linear layer."""
+    """Makes one token of a group of patches: the rows side by side, or their mean, then a norm, linear layers, an
+    activation and a last linear layer."""
 
     pooling: Literal["concat", "mean"]
     norm: Norm | None
@@ -49,6 +64,10 @@ class Merger:
     biases: bool
     scale: float = 1.0
     """Multiplies what is made of the group, before the norm: Gemma 4's square root of the hidden size."""
+    mixes: tuple[Mix, ...] = ()
+    """Linear layers before the first one: Mistral 3 and GLM-V. Their norms have `eps` as well."""
+    gated: bool = False
+    """The last two linear layers are an MLP with a gate, which the activation is applied to: GLM-V."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +97,17 @@ class VisionConfig:
     merger: Merger
     output: int
     """The hidden size of the language model."""
+    values_norm: Norm | None = None
+    """There is a norm of the numbers of a patch, before they are embedded: Gemma 4 without a tower."""
+    patch_norm: Norm | None = None
+    """There is a norm of the embeddings of patches, before positions are added: GLM-V, Gemma 4 without a tower."""
+    placed_norm: Norm | None = None
+    """There is a norm behind the positions: Pixtral, CLIP, Gemma 4 without a tower. All three have `eps`."""
+    patch_bias: bool = False
+    """Patches have a bias where `biases` is not set."""
+    extra: bool = False
+    """A row that is no patch is computed behind the patches; they attend to it, and it makes no token: the class token
+    of CLIP and InternViT, with the position 0 of the table."""
     qk_norm: bool = False
     """Queries and keys have an RMS norm of each head, and values one without a weight: Gemma 4."""
     sandwich: bool = False
@@ -85,6 +115,8 @@ class VisionConfig:
     rope_theta: float = 0.0
     """0 for no RoPE. Otherwise the first half of the angles is of the row of the patch, the second of its column; base
     and angles as `workers.vision.positions` computes them."""
+    rope_alternates: bool = False
+    """Rows and columns have every other frequency of all of a head's: Pixtral. Otherwise both have the same ones."""
     columns_first: bool = False
     """The first half of the angles is of the column, and the second of the row: Gemma 4."""
     clipped: bool = False
@@ -92,9 +124,10 @@ class VisionConfig:
     has `layers.N.MATRIX.clip` [4]: the least and the greatest input, the least and the greatest output."""
     table: tuple[int, int] | None = None
     """Rows and columns of the table of positions; None for no table."""
-    table_kind: Literal["fixed", "interpolated", "resized", "axes"] = "fixed"
-    """`fixed`: one position for each place (SigLIP); `interpolated`: bilinear (Qwen3-VL); `resized`: antialiased
-    (SigLIP 2); `axes`: the sum of one for the row and one for the column (Gemma 4)."""
+    table_kind: Literal["fixed", "interpolated", "bilinear", "resized", "bicubic", "axes"] = "fixed"
+    """`fixed`: one position for each place (SigLIP); `interpolated`: bilinear, with the corners aligned (Qwen3-VL);
+    `bilinear`: without (PaddleOCR-VL); `resized`: antialiased (SigLIP 2); `bicubic` (GLM-V); `axes`: the sum of one for
+    the row and one for the column (Gemma 4)."""
     full_layers: frozenset[int] | None = None
     """The layers that attend to the whole image, the others within windows; None for all."""
     last_norm: bool = False

@@ -1,5 +1,6 @@
-"""The text and the number of rows of an image, by which the tokens of a prompt are counted."""
+"""The text and the places of rows of an image, by which the tokens of a prompt are counted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -9,10 +10,19 @@ class ImageOutline:
 
     text: str
     """Replaces the placeholder in the rendered prompt; has the text of the image token once for each row."""
-    counts: tuple[int, ...]
-    """The rows of each part, in the order of the runs of the image token: of the image, or of its tiles."""
+    parts: tuple[Sequence[int], ...]
+    """The places of the rows of each part in the prompt, counted from its first one, as in `row_offsets`. Parts are the
+    image or its tiles, in the order of `text`."""
 
     @property
     def rows(self) -> int:
         """The rows of all parts."""
-        return sum(self.counts)
+        return sum(map(len, self.parts))
+
+
+def row_offsets(rows: int, columns: int, breaks: int = 0) -> Sequence[int]:
+    """Return the place of each of `rows` x `columns` image tokens in a prompt, counted from the first one, with
+    `breaks` tokens of text between two rows. A range if the tokens lie side by side."""
+    if not breaks:
+        return range(rows * columns)
+    return [row * (columns + breaks) + column for row in range(rows) for column in range(columns)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from workers.vision.config import Merger, VisionConfig
+from workers.vision.config import Merger, Norm, VisionConfig
 
 Shape = tuple[int, ...]
 Shapes = Iterator[tuple[str, Shape]]
@@ -10,7 +10,9 @@ Shapes = Iterator[tuple[str, Shape]]
 
 def parameter_shapes(config: VisionConfig) -> dict[str, Shape]:
     """Return the shape of each parameter by its canonical name."""
-    shapes = dict(_linear("patch", config.hidden, config.patch_values, config.biases))
+    shapes = dict(_linear("patch", config.hidden, config.patch_values, config.biases or config.patch_bias))
+    for name, kind in embedding_norms(config).items():
+        shapes |= dict(_norm(name, config.patch_values if name == "values_norm" else config.hidden, kind))
     for layer in range(config.layers):
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in _layer(config)}
     if config.last_norm:
@@ -23,9 +25,17 @@ def parameter_shapes(config: VisionConfig) -> dict[str, Shape]:
         shapes |= {"standard.bias": (config.hidden,), "standard.scale": (config.hidden,)}
     if config.table is not None:
         rows, columns = config.table
-        places = (2, rows) if config.table_kind == "axes" else (rows * columns,)
+        places = (2, rows) if config.table_kind == "axes" else (config.extra + rows * columns,)
         shapes["positions.weight"] = (*places, config.hidden)
+    if config.extra:
+        shapes["extra.weight"] = (config.hidden,)
     return shapes
+
+
+def embedding_norms(config: VisionConfig) -> dict[str, Norm]:
+    """Return the kinds of the norms around the embeddings of patches, by their parameters."""
+    found = {"values_norm": config.values_norm, "patch_norm": config.patch_norm, "placed_norm": config.placed_norm}
+    return {name: kind for name, kind in found.items() if kind is not None}
 
 
 def _layer(config: VisionConfig) -> Shapes:
@@ -49,8 +59,13 @@ def _merger(prefix: str, config: VisionConfig, merger: Merger) -> Shapes:
     width = config.hidden * (config.group if merger.pooling == "concat" else 1)
     if merger.norm is not None:
         yield from _norm(f"{prefix}.norm", config.hidden if merger.norm_each else width, merger.norm)
-    if merger.inner:
-        yield from _linear(f"{prefix}.up", merger.inner, width, merger.biases)
+    for number, mix in enumerate(merger.mixes):
+        yield from _linear(f"{prefix}.mix.{number}", mix.outputs, width, mix.bias)
+        width = mix.outputs
+        if mix.norm is not None:
+            yield from _norm(f"{prefix}.mix.{number}.norm", width, mix.norm)
+    for name in ("gate", "up") if merger.gated else ("up",) if merger.inner else ():
+        yield from _linear(f"{prefix}.{name}", merger.inner, width, merger.biases)
     yield from _linear(f"{prefix}.down", config.output, merger.inner or width, merger.biases)
 
 

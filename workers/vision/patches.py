@@ -1,9 +1,12 @@
 """The input of a vision tower, as preprocessing makes it of an image."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from workers.vision.outline import row_offsets
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,8 +29,15 @@ class ImagePatches:
     """The group whose token belongs at each place of the prompt, [tokens]. None if they are in order."""
     tokens: tuple[int, int] = (0, 0)
     """Rows and columns of tokens, for positions in the prompt; their product is the number of tokens."""
+    breaks: int = 0
+    """Tokens of text between two rows of tokens in a prompt (Pixtral's end of a row)."""
 
     @property
     def count(self) -> int:
         """The number of tokens, each a row of embeddings."""
         return self.tokens[0] * self.tokens[1]
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """The place of each token in a prompt, counted from the first one; a range if they lie side by side."""
+        return row_offsets(*self.tokens, self.breaks)

@@ -1,6 +1,7 @@
 """The preprocessing of one checkpoint's images: from files to patches, and the text that stands for them in prompts."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from workers.checkpoints.gguf.vocabulary import GgufVocabulary
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
 from workers.vision.config import VisionConfig
 from workers.vision.decode import decode, upright_size
-from workers.vision.outline import ImageOutline
+from workers.vision.outline import ImageOutline, row_offsets
 from workers.vision.patches import ImagePatches
 from workers.vision.preparation.preparer import ImagePlan, Preparer
 from workers.vision.preparation.settings import PreparationSettings
@@ -84,15 +85,15 @@ class ImageProcessor:
     def outline(self, image: Image) -> ImageOutline:
         """Return the text and the rows that an image becomes, from its header alone. Raises `ImageRefused`."""
         plan = self._preparer.plan(*upright_size(image), image.detail)
-        return ImageOutline(plan.text, self._counts(plan))
+        return ImageOutline(plan.text, self._offsets(plan))
 
     def tokens_of_size(self, width: int, height: int, detail: ImageDetail = "auto") -> int:
         """Return the number of image tokens of an image of these sides. Raises `ImageRefused`."""
-        return sum(self._counts(self._preparer.plan(width, height, detail)))
+        return sum(map(len, self._offsets(self._preparer.plan(width, height, detail))))
 
-    def _counts(self, plan: ImagePlan) -> tuple[int, ...]:
-        grids = [self._preparer.layout.tokens(*size) for size in plan.sizes]
-        return tuple(rows * columns for rows, columns in grids)
+    def _offsets(self, plan: ImagePlan) -> tuple[Sequence[int], ...]:
+        layout = self._preparer.layout
+        return tuple(row_offsets(*layout.tokens(*size), layout.breaks) for size in plan.sizes)
 
     def prepare(self, image: Image) -> PreparedImage:
         """Decode and preprocess an image. Raises `ImageRefused` for a file that is broken or over a bound."""

@@ -40,6 +40,12 @@ QWEN3 = Published(
     {"patch_size": 16},
     {"patch_size": 16, "size": {"shortest_edge": 65536, "longest_edge": 16777216}},
 )
+GLM = Published(
+    "",
+    BOUNDED,
+    {"patch_size": 14, "image_size": 336},
+    {"patch_size": 14, "size": {"shortest_edge": 12544, "longest_edge": 9633792}},
+)
 PUBLISHED: Mapping[str, Published] = {
     "gemma3": Published(
         "Gemma 3, 4B and above",
@@ -54,6 +60,26 @@ PUBLISHED: Mapping[str, Published] = {
         {"patch_size": 16, "position_embedding_size": 10240},
         {"patch_size": 16, "max_soft_tokens": 280},
     ),
+    "gemma4_unified": Published(
+        "Gemma 4 12B, whose patches are projected without a tower",
+        "the ratio is kept, tokens up to a budget",
+        {"patch_size": 16, "mm_posemb_size": 1120},
+        {"patch_size": 16, "max_soft_tokens": 280},
+    ),
+    "glm4v": GLM._replace(models="GLM-4.1V, and GLM-4.6V-Flash (`glm46v`)"),
+    "glm4v_moe": GLM._replace(models="GLM-4.5V and GLM-4.6V"),
+    "internvl": Published(
+        "InternVL 3 and 3.5 in Hugging Face's format, but for those with InternViT-6B",
+        "tiles of the tower's size, and the whole image",
+        {"image_size": [448, 448], "patch_size": [14, 14]},
+        {"size": {"height": 448, "width": 448}, "max_patches": 12},
+    ),
+    "llava": Published(
+        "LLaVA 1.5",
+        "the middle of the image, 336 x 336",
+        {"image_size": 336, "patch_size": 14},
+        {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}},
+    ),
     "lfm2_vl": Published(
         "LFM2-VL",
         "up to 256 tokens, or tiles of 512 x 512 and a thumbnail",
@@ -66,10 +92,30 @@ PUBLISHED: Mapping[str, Published] = {
             "max_tiles": 10,
         },
     ),
+    "mistral3": Published(
+        "Mistral Small 3.1 and 3.2, Ministral 3",
+        "up to 1540 pixels a side, rounded up to tokens",
+        {"patch_size": 14},
+        {"size": {"longest_edge": 1540}},
+    ),
+    "paddleocr_vl": Published(
+        "PaddleOCR-VL",
+        BOUNDED,
+        {"patch_size": 14, "image_size": 384},
+        {"patch_size": 14, "min_pixels": 147384, "max_pixels": 2822400},
+    ),
+    "pixtral": Published(
+        "Pixtral, of the class `llava`",
+        "up to 1024 pixels a side, rounded up to tokens",
+        {"patch_size": 16},
+        {"size": {"longest_edge": 1024}},
+    ),
     "qwen2_5_vl": QWEN2._replace(models="Qwen2.5-VL", vision={"patch_size": 14, "window_size": 112}),
     "qwen2_vl": QWEN2._replace(models="Qwen2-VL"),
-    "qwen3_5": QWEN3._replace(models="Qwen3.5, dense and `qwen3_5_moe`"),
+    "qwen3_5": QWEN3._replace(models="Qwen3.5, dense"),
+    "qwen3_5_moe": QWEN3._replace(models="Qwen3.5 with experts"),
     "qwen3_vl": QWEN3._replace(models="Qwen3-VL, dense"),
+    "qwen3_vl_moe": QWEN3._replace(models="Qwen3-VL with experts"),
     "smolvlm": Published(
         "SmolVLM, SmolVLM2 and `idefics3`",
         "tiles of the tower's size, and the whole image",

@@ -69,7 +69,7 @@ class VisionReference:
         inputs |= {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         fields = json.loads((self.path / "config.json").read_text())
         image_token = fields.get("image_token_id", fields.get("image_token_index"))
-        if self._family.startswith(("gemma", "qwen")):
+        if self._family.startswith(("gemma", "glm", "paddle", "qwen")):
             kinds = "token_type_ids" if self._family == "gemma3" else "mm_token_type_ids"
             inputs[kinds] = (ids == image_token).int()
         made = self._model.generate(**inputs, max_new_tokens=NEW, do_sample=False, eos_token_id=None)

@@ -28,9 +28,14 @@ ROWS = 1e-4
 """The largest difference of a number of a row, of about 1, to the tower of transformers in float32."""
 SIZES = ((60, 44), (37, 90), (150, 80))
 """Widths and heights of images."""
-RATIOS = {"gemma4": 60, "lfm2_vl": 16}
+RATIOS = {"gemma4": 60, "gemma4_unified": 60, "lfm2_vl": 16, "mistral3": 48, "pixtral": 48}
 """Ratios of sides from which transformers' processors fail with these settings, where no side is a whole token."""
 Make = Callable[[str], Path]
+FAMILIES = [
+    pytest.param(name, marks=[pytest.mark.exhaustive] if name.endswith("_moe") else [])
+    for name in sorted(VISION_FAMILIES)
+]
+"""Those with experts have the towers and texts of those without."""
 
 
 def picture(width: int, height: int, seed: int = 0) -> Pillow.Image:
@@ -71,7 +76,7 @@ def loaded(path: Path) -> ImageProcessor:
     return processor
 
 
-@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_pixels_and_rows(torch: Any, checkpoint: Make, family: str) -> None:
     path = checkpoint(family)
     tower, processor = find_tower(path), loaded(path)
@@ -98,12 +103,13 @@ def compare_pixels(family: str, inputs: dict[str, Any], parts: tuple[ImagePatche
     pixels = inputs["pixel_values"].numpy()
     for number, part in enumerate(parts):
         values = part.values
-        if family.startswith("qwen"):
+        if family.startswith(("qwen", "glm")):
             wanted = pixels
             if part.order is not None:
                 values = values.reshape(part.count, -1)[part.order].reshape(values.shape)
-        elif family in ("gemma4", "lfm2_vl"):
+        elif family in ("gemma4", "gemma4_unified", "lfm2_vl", "paddleocr_vl"):
             values = in_rows(part)
+            pixels = pixels[None].reshape(1, len(pixels), -1) if family == "paddleocr_vl" else pixels
             wanted = pixels[number][: len(values)]
             wanted = (wanted - np.float32(0.5)) * np.float32(2) if family == "gemma4" else wanted
         else:
@@ -125,7 +131,7 @@ def as_image(part: ImagePatches) -> NDArray[np.float32]:
     return patches.transpose(2, 0, 3, 1, 4).reshape(3, rows * side, columns * side)
 
 
-@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_token_ids_of_a_chat(checkpoint: Make, family: str) -> None:
     from transformers import AutoTokenizer
 
@@ -199,7 +205,10 @@ def test_idefics3_is_read_as_smolvlm_is(torch: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.concatenate([ours.rows(part) for part in parts]), expected, atol=ROWS)
 
 
-@pytest.mark.parametrize("family", [name for name in sorted(VISION_FAMILIES) if name.startswith("qwen")])
+@pytest.mark.parametrize(
+    "family",
+    [each for each in FAMILIES if str(each.values[0]).startswith(("qwen", "glm", "paddle"))],
+)
 def test_positions_on_three_axes(torch: Any, checkpoint: Make, family: str) -> None:
     """Two images side by side, and one behind a text, and at the end of a prompt."""
     path = checkpoint(family)

@@ -196,6 +196,12 @@ def test_a_family_that_only_mlx_lm_describes_runs_alone(tmp_path: Path) -> None:
     assert {each.to for each in by_name(found).values()} == {("mlx-lm",)}
 
 
+def test_a_model_without_a_tower_that_projects_patches_is_described(tmp_path: Path) -> None:
+    view = inspect(make_vision_description(tmp_path, "gemma4_unified")).vision
+    assert view.tower == "patches are projected, without layers; hidden size 48; 1 patch a token"
+    assert view.problem == ""
+
+
 def test_an_unknown_family_is_refused_with_the_page_on_adding_one(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     edit(path, {"model_type": "nonsense", "architectures": ["NonsenseForCausalLM"]})

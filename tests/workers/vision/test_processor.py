@@ -15,6 +15,7 @@ from tests.workers.vision.image_files import as_file, picture
 from workers.checkpoints.json_files import CheckpointError
 from workers.vision.image_refused import ImageRefused
 from workers.vision.outline import ImageOutline
+from workers.vision.preparation.pixtral import BREAK
 from workers.vision.processor import ImageProcessor
 from workers.vision.tower import find_tower, no_images
 
@@ -41,20 +42,23 @@ def test_tokens_are_known_before_an_image_is_decoded(processor: Make, family: st
             counts = [part.count for part in prepared.parts]
             assert own.tokens_of(image) == sum(counts) == prepared.text.count(own.image_text)
             broken = replace(image, data=image.data[: 3 * len(image.data) // 4])
-            assert own.outline(image) == own.outline(broken) == ImageOutline(prepared.text, tuple(counts))
-            runs = [len(run) // len(own.image_text) for run in runs_of(prepared.text, own.image_text)]
-            assert runs == counts
+            outline = ImageOutline(prepared.text, tuple(part.offsets for part in prepared.parts))
+            assert own.outline(image) == own.outline(broken) == outline
+            places, used = places_of(prepared.text, own.image_text), 0
             for part in prepared.parts:
+                run = places[used : used + part.count]
+                used += part.count
+                assert [place - run[0] for place in run] == list(part.offsets)
                 assert part.values.shape == (part.count * own.config.group, own.config.patch_values)
                 assert part.places.shape == (len(part.values), 2)
                 assert len(part.key) == 16
                 assert {tuple(place) for place in part.places} == set(np.ndindex(part.grid))
 
 
-def runs_of(text: str, token: str) -> list[str]:
-    """Return the runs of a token in a text."""
-    marked = text.replace(token, "\0")
-    return [token * len(run) for run in "".join(each if each == "\0" else " " for each in marked).split()]
+def places_of(text: str, token: str) -> list[int]:
+    """Return the places of a token in a text, where Pixtral's end of a row is a token as well."""
+    marked = text.replace(token, "\0").replace(BREAK, " ")
+    return [at for at, each in enumerate(marked) if each == "\0"]
 
 
 def test_rows_are_not_those_of_another_version(processor: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +100,7 @@ def test_the_same_pixels_have_the_same_key(processor: Make) -> None:
     assert len({tile.key for tile in tiles}) == len(tiles) > 2
 
 
-@pytest.mark.parametrize("family", ["lfm2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["glm4v", "lfm2_vl", "llava", "paddleocr_vl", "pixtral", "qwen2_5_vl", "qwen3_vl"])
 def test_long_images_are_refused(processor: Make, family: str) -> None:
     own = processor(family)
     own.tokens_of_size(200, 1)
@@ -167,6 +171,31 @@ def test_models_without_a_tower_that_is_supported(tmp_path: Path) -> None:
         ("gemma4", "vision", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type: 'yarn' is not supported"),
         ("gemma4", "preprocessor", {"max_soft_tokens": 71}, "max_soft_tokens: 71 is not one of 70, 140"),
         ("gemma4", "preprocessor", {"max_soft_tokens": 280}, "leaves the table of positions"),
+        ("gemma4_unified", "vision", {"output_proj_dims": 32}, "output_proj_dims: is not mm_embed_dim, 48"),
+        ("gemma4_unified", "preprocessor", {"patch_size": 8}, "patch_size: and pooling_kernel_size are not those"),
+        ("glm4v", "vision", {"attention_bias": True}, "attention_bias: true is not supported"),
+        ("internvl", "vision", {"use_qk_norm": True}, "use_qk_norm: True is not supported, only False"),
+        ("internvl", "vision", {"attention_bias": ...}, "attention_bias: False is not supported, only True"),
+        ("internvl", "fields", {"downsample_ratio": 0.4}, "downsample_ratio: 0.4 does not divide 6 patches"),
+        ("internvl", "preprocessor", {"min_patches": 5}, "min_patches: 5 is above max_patches, 4"),
+        (
+            "llava",
+            "vision",
+            {"model_type": "siglip_vision_model"},
+            "model_type: 'siglip_vision_model' is not supported",
+        ),
+        ("llava", "fields", {"vision_feature_layer": [-2, -3]}, r"vision_feature_layer: \[-2, -3\] is not the number"),
+        (
+            "llava",
+            "fields",
+            {"vision_feature_select_strategy": "full"},
+            "select_strategy: 'full' is not supported with",
+        ),
+        ("llava", "preprocessor", {"do_center_crop": False}, "do_center_crop: false is not supported"),
+        ("llava", "preprocessor", {"size": {"shortest_edge": 32}}, "size: is not that of crop_size, 24 pixels"),
+        ("mistral3", "vision", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type: 'yarn' is not supported"),
+        ("mistral3", "vision", {"patch_size": [4, 8]}, r"patch_size: \[4, 8\] is not one side"),
+        ("paddleocr_vl", "text", {"use_bias": True}, "use_bias: true is not supported"),
         ("lfm2_vl", "preprocessor", {"min_tiles": 7}, "min_tiles: 7 is above max_tiles, 6"),
         ("lfm2_vl", "preprocessor", {"tile_size": 33}, "tile_size: 33 pixels are no multiple of a token of 8"),
         ("lfm2_vl", "preprocessor", {"encoder_patch_size": 8}, "encoder_patch_size: is not that of the tower"),
@@ -201,6 +230,14 @@ def test_what_is_not_supported_is_named(
 ) -> None:
     path = make_vision_description(tmp_path, family, **{place: changes})
     with pytest.raises(CheckpointError, match=words):
+        ImageProcessor.of(path)
+
+
+def test_a_missing_token_of_the_rows_of_an_image_is_named(tmp_path: Path) -> None:
+    path = make_vision_description(tmp_path, "pixtral")
+    file = path / "tokenizer.json"
+    file.write_text(file.read_text().replace("[IMG_BREAK]", "[OTHER]"))
+    with pytest.raises(CheckpointError, match=r"added_tokens: \[IMG_BREAK\] is missing, which images need"):
         ImageProcessor.of(path)
 
 

@@ -1,7 +1,7 @@
 """Multimodal models: the language model in them, which is served, and the parts around it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workers.checkpoints.architectures.families import FAMILIES
@@ -23,6 +23,12 @@ class Wrapper:
     """Fields of the language model may be outside of `text_config`, as Qwen2.5-VL was published."""
     sections: bool = False
     """Positions are in sections, of which a text has the same in all: they are plain ones."""
+    transposes_experts: bool = False
+    """Stacks of experts may have matrices [inputs, outputs], as Qwen3-VL was published."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the language model that the class decides on."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of fields that the language model may leave out, where the class has others than its family."""
 
 
 # As published, and as transformers names them in memory since 4.52, which tools that save tensors write.
@@ -37,6 +43,41 @@ IDEFICS3_AROUND = ("model.vision_model.", "model.connector.", "vision_model.", "
 GEMMA4_PARTS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.", "vision_embedder.")
 WRAPPERS: Mapping[str, Wrapper] = {
     "Gemma3ForConditionalGeneration": Wrapper({"gemma3_text": "gemma3_text"}, LLAVA, LLAVA_AROUND),
+    **{
+        f"{name}ForConditionalGeneration": Wrapper(
+            {"glm4v_text": "glm4"},
+            QWEN,
+            QWEN_AROUND,
+            sections=True,
+            fixed={"attention_bias": True},
+            defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0},
+        )
+        for name in ("Glm4v", "Glm46V")
+    },
+    "Glm4vMoeForConditionalGeneration": Wrapper(
+        {"glm4v_moe_text": "glm4_moe"},
+        QWEN,
+        QWEN_AROUND,
+        sections=True,
+        fixed={"use_qk_norm": False},
+        defaults={"attention_bias": True},
+    ),
+    "InternVLForConditionalGeneration": Wrapper(
+        {name: name for name in ("qwen2", "qwen3", "qwen3_moe", "llama")}, LLAVA, LLAVA_AROUND
+    ),
+    "LlavaForConditionalGeneration": Wrapper(
+        {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2"},
+        LLAVA,
+        LLAVA_AROUND,
+        # As LLaVA 1.5 and Pixtral were published, by the defaults of transformers; tensors of other sizes are refused.
+        defaults={
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "vocab_size": 32000,
+        },
+    ),
     "Mistral3ForConditionalGeneration": Wrapper(
         {"mistral": "mistral", "ministral3": "ministral3"}, LLAVA, LLAVA_AROUND
     ),
@@ -56,9 +97,32 @@ WRAPPERS: Mapping[str, Wrapper] = {
         {"qwen2_5_vl_text": "qwen2", "qwen2_5_vl": "qwen2"}, QWEN_VL, QWEN_AROUND, flat=True, sections=True
     ),
     "Qwen3VLForConditionalGeneration": Wrapper({"qwen3_vl_text": "qwen3"}, QWEN, QWEN_AROUND, sections=True),
+    "Qwen3VLMoeForConditionalGeneration": Wrapper(
+        {"qwen3_vl_moe_text": "qwen3_moe"},
+        QWEN,
+        QWEN_AROUND,
+        sections=True,
+        transposes_experts=True,
+        fixed={"norm_topk_prob": True},
+    ),
     "Qwen3_5ForConditionalGeneration": Wrapper({"qwen3_5_text": "qwen3_5_text"}, QWEN | {"mtp.": "mtp."}, QWEN_AROUND),
     "Qwen3_5MoeForConditionalGeneration": Wrapper(
         {"qwen3_5_moe_text": "qwen3_5_moe_text"}, QWEN | {"mtp.": "mtp."}, QWEN_AROUND
+    ),
+    "PaddleOCRVLForConditionalGeneration": Wrapper(
+        # Ernie 4.5 without its pairs of neighbouring lanes, which leaves Llama.
+        {"paddleocr_vl_text": "llama", "paddleocr_vl": "llama"},
+        QWEN_VL,
+        ("model.visual.", "visual.", "model.projector.", "mlp_AR."),
+        flat=True,
+        sections=True,
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+        },
     ),
     "Lfm2VlForConditionalGeneration": Wrapper({"lfm2": "lfm2"}, LLAVA, LLAVA_AROUND),
     **{
@@ -91,8 +155,9 @@ def unwrap(fields: Fields) -> tuple[Fields, Wrapper | None]:
     if wrapper.sections:
         values = {name: _without_sections(each) if name in PLANS else each for name, each in values.items()}
     shared = {name: module_names_inside(fields.values[name], wrapper) for name in SHARED if name in fields.values}
-    known = {"architectures": [FAMILIES[family].architecture], "model_type": family}
-    return Fields(fields.file, shared | dict(values) | known, prefix="" if text is None else "text_config."), wrapper
+    known = {"architectures": [FAMILIES[family].architecture], "model_type": family, **wrapper.fixed}
+    merged = {**wrapper.defaults, **shared, **values, **known}
+    return Fields(fields.file, merged, prefix="" if text is None else "text_config."), wrapper
 
 
 def _outer_values(fields: Fields) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class LowBitWeights(SafetensorsWeights):
                 yield f"{module}.weight", _LowBitMatrix(layout, module)
                 continue
             experts = self._experts(stored, [module + part for part in layout.required])
-            for name, place in unstacked(stored, experts, self._stacks):
+            for name, place in unstacked(stored, experts, self.stacks):
                 yield name, _LowBitMatrix(layout, module, place)
 
     def _experts(self, codes: str, others: Iterable[str]) -> int:

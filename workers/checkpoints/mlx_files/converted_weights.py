@@ -33,9 +33,9 @@ NORMS = (
 )
 HEADS = (".embed_q", ".unembed_out")
 """The stacks of the matrices of each head of latent attention."""
-MLP = re.compile(r"(.+\.feed_forward\.)(gate_proj|up_proj|down_proj)((?:\..+)?)")
+MLP = re.compile(r"((?!tower\.).+\.feed_forward\.)(gate_proj|up_proj|down_proj)((?:\..+)?)")
 PARTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
-"""The matrices of an MLP of LFM2, by mlx-lm's names."""
+"""The matrices of an MLP of LFM2, by mlx-lm's names. Pixtral's tower has the latter by itself."""
 
 
 class ConvertedWeights(SafetensorsWeights):

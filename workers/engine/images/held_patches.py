@@ -21,8 +21,8 @@ class HeldPatches:
         self._again = again
         self.keys = tuple(part.key for part in parts)
         """See `ImagePatches.key`, of each part."""
-        self.counts = tuple(part.count for part in parts)
-        """The rows of each part."""
+        self.offsets = tuple(part.offsets for part in parts)
+        """See `ImagePatches.offsets`, of each part."""
         self.patches = tuple(len(part.values) for part in parts)
         """The number of patches of each part."""
 

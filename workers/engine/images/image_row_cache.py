@@ -58,8 +58,9 @@ class ImageRowCache:
         parts = []
         for image in request.images.within(start, end):
             key = (request.tenant, image.key)
-            first, last = max(0, start - image.start), min(end, image.end) - image.start
-            parts.append((image.numbers[first:last], self._rows[key][first:last]))
+            mine = image.rows_in(start, end)
+            if mine.start < mine.stop:
+                parts.append((image.numbers[mine], self._rows[key][mine]))
             self._rows.move_to_end(key)
             if end >= image.end:
                 self.hits += self._first.pop(key, None) != request.stream

@@ -1,7 +1,8 @@
 """The images of one prompt: which of its tokens stand for their rows, and the positions of all. Pure."""
 
 import dataclasses
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from workers.vision.patches import ImagePatches
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedImage:
-    """An image, or a tile of one, whose rows lie side by side in a prompt."""
+    """An image, or a tile of one, whose rows lie side by side in a prompt, or with tokens of text between them."""
 
     start: int
     """The place of its first row in the prompt."""
@@ -27,7 +28,7 @@ class PlacedImage:
     """The numbers that stand for its rows."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "numbers", row_numbers(self.key, self.held.counts[self.part]))
+        object.__setattr__(self, "numbers", row_numbers(self.key, len(self.offsets)))
 
     @property
     def key(self) -> bytes:
@@ -44,9 +45,28 @@ class PlacedImage:
         self.held.release(self.part)
 
     @property
+    def offsets(self) -> Sequence[int]:
+        """The place of each row, counted from the first one; a range if they lie side by side."""
+        return self.held.offsets[self.part]
+
+    @property
     def end(self) -> int:
         """The place after its last row."""
-        return self.start + len(self.numbers)
+        return self.start + self.offsets[-1] + 1
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The places of its rows in the prompt."""
+        if isinstance(self.offsets, range):
+            return range(self.start, self.end)
+        return [self.start + offset for offset in self.offsets]
+
+    def rows_in(self, start: int, end: int) -> slice:
+        """Return which of its rows are in `start .. end` of the prompt."""
+        first, last = max(0, start - self.start), min(end, self.end) - self.start
+        if isinstance(self.offsets, range):
+            return slice(first, last)
+        return slice(bisect_left(self.offsets, first), bisect_left(self.offsets, last))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -53,7 +53,8 @@ class TowerGraphs:
     def names(self) -> tuple[str, ...]:
         """The graphs, all in one module."""
         taps = (f"{TOWER}_tap",) if self.config.taps else ()
-        return (f"{TOWER}_embed", f"{TOWER}_keys", f"{TOWER}_layer", f"{TOWER}_merge", *taps)
+        layers = (f"{TOWER}_keys", f"{TOWER}_layer") if self.config.layers else ()
+        return (f"{TOWER}_embed", *layers, f"{TOWER}_merge", *taps)
 
     @property
     def block(self) -> int:
@@ -102,7 +103,8 @@ class TowerGraphs:
     def module(self) -> str:
         """Return the MLIR of the module."""
         tower = TowerParts(self.layout, self.attention)
-        graphs = [self._embed(tower), self._keys(tower), self._layer(tower), self._merge(tower)]
+        layers = [self._keys(tower), self._layer(tower)] if self.config.layers else []
+        graphs = [self._embed(tower), *layers, self._merge(tower)]
         graphs += [self._tap(tower)] if self.config.taps else []
         return lower_module(graphs, {}, self.ops.bodies if isinstance(self.ops, TiledOps) else {})
 

@@ -38,8 +38,8 @@ class IreeVision:
         self.config, self.graphs, self._device, self._module = graphs.config, graphs, device, module
         self._divisor = np.float32(divisor)
         layout, config = graphs.layout, graphs.config
-        table = "positions.weight"
-        self._host = {table: np.asarray(parameters[table], np.float32)} if config.table is not None else {}
+        read = [name for name in positions.HOST if name in parameters]
+        self._host = {name: np.asarray(parameters[name], np.float32) for name in read}
         """The parameters that positions are computed of."""
         self.nbytes = graphs.nbytes + sum(each.nbytes for each in self._host.values())
         self._open = 0
@@ -133,8 +133,9 @@ class _Encoding:
 
     def __init__(self, tower: IreeVision, image: ImagePatches, added: Floats | None, angles: Floats | None) -> None:
         self._tower, self._image, self._added, self._angles = tower, image, added, angles
+        self._values = positions.values(tower.config, image)
         block, config = tower.graphs.block, tower.config
-        self._starts = range(0, len(image.values), block)
+        self._starts = range(0, len(self._values), block)
         self.parts = len(self._starts) * (2 + 2 * config.layers + len(config.taps))
         """See `ImageEncoding.parts`."""
         itemsize = 4 if tower.graphs.ops.dtype == "float32" else 2
@@ -174,6 +175,13 @@ class _Encoding:
         for start in self._starts:
             rows += tower.call("embed", *self._embedded(start), *tower.patch)
             yield
+        if config.layers:
+            yield from self._through_layers(rows)
+        yield from self._merged("merge", rows, tower.merger, 0)
+
+    def _through_layers(self, rows: Views) -> Iterator[None]:
+        """Replace blocks of rows by those after the last layer."""
+        tower, config = self._tower, self._tower.config
         cache = tower.cache()  # the host's memory, which the view does not keep
         kv, angles = cache.view, [self._turned(start) for start in self._starts]
         places = [
@@ -191,7 +199,6 @@ class _Encoding:
                 yield
             for tap in (number for number, each in enumerate(config.taps) if each == layer):
                 yield from self._merged("tap", rows, tower.taps[tap], 1 + tap)
-        yield from self._merged("merge", rows, tower.merger, 0)
 
     def _merged(self, name: str, rows: Views, weights: Views, part: int) -> Iterator[None]:
         for x in rows:
@@ -203,7 +210,7 @@ class _Encoding:
         """Return the values of a block of patches, and what is added to their embeddings."""
         layout = self._tower.graphs.layout
         return (
-            self._padded(self._image.values[start:], layout.inputs.padded),
+            self._padded(self._values[start:], layout.inputs.padded),
             self._padded(np.zeros((0, 0), np.float32) if self._added is None else self._added[start:], layout.hidden),
         )
 
@@ -224,7 +231,7 @@ class _Encoding:
     def _ranges(self, windows: NDArray[np.int32] | None) -> Views:
         """Return the first and the last patch that each patch of a block sees. Those behind the image see what its last
         patch does."""
-        count, block = len(self._image.values), self._tower.graphs.block
+        count, block = len(self._values), self._tower.graphs.block
         if windows is None:
             firsts, lasts = np.zeros(count, np.int32), np.full(count, count - 1, np.int32)
         else:

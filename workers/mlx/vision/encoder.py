@@ -13,6 +13,7 @@ from workers.engine.runner import NotFiniteError
 from workers.mlx.vision.tower import Attended, MlxVisionTower
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.patches import ImagePatches
+from workers.vision.positions import values
 
 MAX_PATCHES = 65_536
 """Patches of one image: 16 megapixels in patches of 16."""
@@ -110,7 +111,8 @@ class MlxImageEncoding:
         self._tower, self._image, self._owned, self._closed = loaded.tower, image, owned, closed
         self._scale = np.float32(scale)
         self._columns = 1 + len(loaded.config.taps)
-        count = len(image.values)
+        self._patches = values(loaded.config, image)
+        count = len(self._patches)
         rows = max(loaded.config.group, loaded.size.rows // loaded.config.group * loaded.config.group)
         self._blocks = [slice(at, min(at + rows, count)) for at in range(0, count, rows)]
         added, angles = loaded.added(image), loaded.angles(image)
@@ -167,7 +169,7 @@ class MlxImageEncoding:
 
     def _stages(self, config: VisionConfig) -> Iterator[Stage]:
         """Yield the number of operations and the computation of each block of each stage."""
-        inside, count = config.heads * config.head_dim, len(self._image.values)
+        inside, count = config.heads * config.head_dim, len(self._patches)
         mlp = config.hidden * config.mlp * (3 if config.gated else 2)
         for block in range(len(self._blocks)):
             yield self._cost(block, config.patch_values * config.hidden), partial(self._embed, block)
@@ -186,6 +188,8 @@ class MlxImageEncoding:
     def _merges(self, config: VisionConfig, tap: int | None) -> Iterator[Stage]:
         merger = config.merger if tap is None or config.tap_merger is None else config.tap_merger
         for block in range(len(self._blocks)):
+            if self._blocks[block].start == len(self._image.values):  # of the row that is no patch alone
+                continue
             cost = self._cost(block, _merger_operations(config, merger) / config.group)
             yield cost, partial(self._merge, tap, block)
 
@@ -196,7 +200,7 @@ class MlxImageEncoding:
     def _embed(self, block: int) -> list[mx.array]:
         rows = self._blocks[block]
         added = None if self._added is None else self._added[rows]
-        self._x[block] = self._tower.embed(mx.array(self._image.values[rows]), added)
+        self._x[block] = self._tower.embed(mx.array(self._patches[rows]), added)
         return [self._x[block]]
 
     def _project(self, layer: int, block: int) -> list[mx.array]:
@@ -222,7 +226,8 @@ class MlxImageEncoding:
         return [self._x[block]]
 
     def _merge(self, tap: int | None, block: int) -> list[mx.array]:
-        made = self._tower.merge(tap, self._x[block])
+        patches = len(self._image.values) - self._blocks[block].start  # but for the row that is no patch
+        made = self._tower.merge(tap, self._x[block][:patches])
         self._merged[0 if tap is None else 1 + tap].append(made)
         return [made]
 
@@ -245,7 +250,11 @@ class MlxImageEncoding:
 def _merger_operations(config: VisionConfig, merger: Merger) -> float:
     """Return the multiplications for one token."""
     inputs = config.hidden * (config.group if merger.pooling == "concat" else 1)
-    return inputs * merger.inner + merger.inner * config.output if merger.inner else inputs * config.output
+    operations = 0
+    for mix in merger.mixes:
+        operations, inputs = operations + inputs * mix.outputs, mix.outputs
+    inner = inputs * (2 if merger.gated else 1) + config.output
+    return operations + (merger.inner * inner if merger.inner else inputs * config.output)
 
 
 def _parts(stages: Sequence[Stage], most: float) -> list[list[Compute]]:

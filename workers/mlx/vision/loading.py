@@ -18,7 +18,7 @@ from workers.mlx.vision.tower import MlxVisionTower
 from workers.precision import Dtype
 from workers.vision.config import VisionConfig
 from workers.vision.parameters import parameter_shapes
-from workers.vision.positions import TABLE, added, angles
+from workers.vision.positions import HOST, added, angles
 from workers.vision.tower import find_tower
 
 GPU_PART = MlxPartSize(1024, 5e10)
@@ -36,9 +36,9 @@ def tower_of(
     gpu = device.type != mx.cpu
     # MLX multiplies in float32 on a CPU, and float16 has too small a range for some towers.
     computed = kind if gpu and kind == mx.bfloat16 else mx.float32
-    weights = {name: _weight(array, kind) for name, array in parameters.items() if name != TABLE}
+    weights = {name: _weight(array, kind) for name, array in parameters.items() if name not in HOST}
     mx.eval(list(weights.values()))
-    table = {name: np.asarray(array, np.float32) for name, array in parameters.items() if name == TABLE}
+    table = {name: np.asarray(array, np.float32) for name, array in parameters.items() if name in HOST}
     size = GPU_PART if gpu else REFERENCE_BLAS_PART if adds_in_order(device) else CPU_PART
     return MlxTower(
         MlxVisionTower(config, weights, computed),
@@ -69,7 +69,7 @@ class UnreadTower:
     @property
     def nbytes(self) -> int:
         """Bytes of the weights on the device."""
-        sizes = (math.prod(shape) for name, shape in parameter_shapes(self.config).items() if name != TABLE)
+        sizes = (math.prod(shape) for name, shape in parameter_shapes(self.config).items() if name not in HOST)
         return sum(sizes) * int(getattr(mx, self.dtype).size)
 
     def load(self, device: mx.Device) -> MlxTower:

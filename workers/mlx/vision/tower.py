@@ -51,8 +51,11 @@ class MlxVisionTower:
 
     def embed(self, values: mx.array, added: mx.array | None) -> mx.array:
         """Patches [rows, patch_values], and what is added to their embeddings -> [rows, hidden]."""
-        x = self._linear("patch", values.astype(self._dtype))
-        return x if added is None else (x + added).astype(self._dtype)
+        config = self.config
+        x = self._embedded("values_norm", config.values_norm, values.astype(self._dtype))
+        x = self._embedded("patch_norm", config.patch_norm, self._linear("patch", x))
+        x = x if added is None else (x + added).astype(self._dtype)
+        return self._embedded("placed_norm", config.placed_norm, x)
 
     def project(self, layer: int, x: mx.array, cosines: mx.array | None, sines: mx.array | None) -> Attended:
         """Compute the queries, keys and values of rows, rotated by angles whose cosines and sines are [rows,
@@ -108,7 +111,19 @@ class MlxVisionTower:
             made = self._norm(f"{name}.norm", made, merger.norm, merger.eps)
         return self._projected(name, merger, made.astype(self._dtype))
 
+    def _embedded(self, name: str, kind: Norm | None, x: mx.array) -> mx.array:
+        return x if kind is None else self._norm(name, x, kind, self.config.eps)
+
     def _projected(self, name: str, merger: Merger, made: mx.array) -> mx.array:
+        for number, mix in enumerate(merger.mixes):
+            made = self._linear(f"{name}.mix.{number}", made)
+            if mix.norm is not None:
+                made = self._norm(f"{name}.mix.{number}.norm", made, mix.norm, merger.eps)
+            if mix.activation is not None:
+                made = ACTIVATIONS[mix.activation](made)
+        if merger.gated and merger.activation is not None:
+            gates = ACTIVATIONS[merger.activation](self._linear(f"{name}.gate", made))
+            return self._linear(f"{name}.down", gates * self._linear(f"{name}.up", made)).astype(mx.float32)
         if merger.inner:
             made = self._linear(f"{name}.up", made)
         if merger.activation is not None:

@@ -104,3 +104,33 @@ def flat_kernel(tensor: Array) -> Array:
     if tensor.ndim > 2 and tensor.shape[-1] == 3 != tensor.shape[1]:
         tensor = np.moveaxis(tensor, -1, 1)
     return tensor.reshape(len(tensor), -1)
+
+
+def llava_prefixes() -> dict[str, str]:
+    """Return the prefixes of towers and projectors of LLaVA's kind: as published, and as transformers has them in
+    memory since 4.52."""
+    outer = ("", "model.")
+    towers = {f"{each}vision_tower.vision_model.": "tower." for each in outer}
+    towers |= {f"{each}vision_tower.": "tower." for each in outer}
+    return towers | {f"{each}multi_modal_projector.": "projector." for each in outer}
+
+
+def chosen_layers(fields: Fields, layers: int, default: int) -> int:
+    """Read which layer's output the projector takes, and return how many of `layers` are computed for it. -1 is the
+    last layer, and 0 the embedding. Raises `CheckpointError` for several, and for one that is not there."""
+    chosen = fields.get("vision_feature_layer", default)
+    if isinstance(chosen, list) and len(chosen) == 1:
+        (chosen,) = chosen
+    if not isinstance(chosen, int) or isinstance(chosen, bool) or not -layers <= chosen <= layers or chosen == 0:
+        raise fields.error("vision_feature_layer", f"{chosen!r} is not the number of one of {layers} layers")
+    return chosen if chosen > 0 else layers + 1 + chosen
+
+
+def square_side(fields: Fields, name: str, default: int, most: int) -> int:
+    """Read a side in pixels: a number, or a list of two equal ones. Raises `CheckpointError`."""
+    value = fields.get(name)
+    if not isinstance(value, list):
+        return fields.integer(name, default, most=most)
+    if len(value) != 2 or value[0] != value[1]:
+        raise fields.error(name, f"{value!r} is not one side: both sides must be equal")
+    return Fields(fields.file, {name: value[0]}).integer(name, most=most)

@@ -1,11 +1,11 @@
-"""The tower of Gemma 4."""
+"""The tower of Gemma 4, and the projection of patches of models without one (`gemma4_unified`)."""
 
 import numpy as np
 
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, VisionConfig
-from workers.vision.families.family import Array, ParameterSource, Sources, VisionFamily, activation, ones
+from workers.vision.families.family import Array, ParameterSource, Sources, VisionFamily, activation, ones, renamed
 from workers.vision.preparation.gemma4 import Gemma4Preparer
 
 MATRICES = {
@@ -23,6 +23,8 @@ NORMS = {
     "post1": "post_attention_layernorm",
     "post2": "post_feedforward_layernorm",
 }
+LAYER_NORM_EPS = 1e-5
+"""The epsilon of the norms around the embeddings of patches in models without a tower."""
 RANGES = ("input_min", "input_max", "output_min", "output_max")
 
 
@@ -108,9 +110,62 @@ def stacked_ranges(*ranges: Array) -> Array:
     return np.array([each.astype(np.float32).reshape(()) for each in ranges], np.float32)
 
 
+def _read_unified(fields: Fields, model: ModelConfig) -> VisionConfig | None:
+    """Read a description of no layers: patches of a token's size, which are normed, projected and placed."""
+    vision, text = fields.section("vision_config"), fields.section("text_config")
+    if vision is None:
+        return None
+    hidden, size = vision.integer("mm_embed_dim", 3840), vision.integer("mm_posemb_size", 1120)
+    if vision.integer("output_proj_dims", hidden) != hidden:
+        raise vision.error("output_proj_dims", f"is not mm_embed_dim, {hidden}, which is not supported")
+    side = vision.integer("patch_size", 16, most=256) * vision.integer("pooling_kernel_size", 3, most=16)
+    sees = text is None or text.get("use_bidirectional_attention", "vision") == "vision"
+    return VisionConfig(
+        family="gemma4_unified",
+        patch_values=3 * side**2,
+        layers=0,
+        hidden=hidden,
+        heads=1,
+        head_dim=2,
+        mlp=1,
+        norm="layer",
+        eps=LAYER_NORM_EPS,
+        activation="gelu_tanh",
+        gated=False,
+        biases=False,
+        patch_bias=True,
+        values_norm="layer",
+        patch_norm="layer",
+        placed_norm="layer",
+        scale=1.0,
+        group=1,
+        merger=Merger("concat", "rms", False, vision.number("rms_norm_eps", 1e-6), 0, None, False),
+        output=model.hidden_size,
+        table=(size, size),
+        table_kind="axes",
+        bidirectional="windowed" if sees else "none",
+    )
+
+
+def _sources_unified(config: VisionConfig) -> Sources:
+    names = {"values_norm": "patch_ln1", "patch": "patch_dense", "patch_norm": "patch_ln2", "placed_norm": "pos_norm"}
+    return renamed({own: f"embedder.{stored}" for own, stored in names.items()}) | {
+        "positions.weight": ParameterSource(("embedder.pos_embedding",), lambda table: table.swapaxes(0, 1)[::-1]),
+        "merger.norm.weight": ones(config.hidden),
+        "merger.down.weight": ParameterSource(("embedder.embedding_projection.weight",)),
+    }
+
+
 PREFIXES = {
     f"{outer}{stored}": own
     for outer in ("model.", "")
     for stored, own in (("vision_tower.", "tower."), ("embed_vision.", "embedder."))
 }
+UNIFIED_PREFIXES = {
+    f"{outer}{stored}.": "embedder."
+    for stored in ("vision_embedder", "embed_vision.multimodal_embedder", "embed_vision")
+    for outer in ("model.", "")
+}
+"""As published, and as transformers has them in memory."""
+GEMMA4_UNIFIED = VisionFamily(UNIFIED_PREFIXES, _read_unified, _sources_unified, Gemma4Preparer.unified)
 GEMMA4 = VisionFamily(PREFIXES, _read, _sources, Gemma4Preparer.of)

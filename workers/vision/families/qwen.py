@@ -1,4 +1,4 @@
-"""The towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
+"""The towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5; the last two with experts as well."""
 
 import math
 from dataclasses import replace
@@ -15,6 +15,7 @@ from workers.vision.families.family import (
     head_size,
     renamed,
     required,
+    square_side,
     third,
     zeros,
 )
@@ -24,16 +25,22 @@ CHANNELS = 3
 EPS = 1e-6
 """The epsilon of all norms."""
 THETA = 10000.0
-SECTIONS = {"qwen3_vl": (24, 20, 20), "qwen3_5": (11, 11, 10), "qwen3_5_moe": (11, 11, 10)}
+DEEP_STACKS = ("qwen3_vl", "qwen3_vl_moe")
+SECTIONS = {
+    "qwen3_vl": (24, 20, 20),
+    "qwen3_vl_moe": (24, 20, 20),
+    "qwen3_5": (11, 11, 10),
+    "qwen3_5_moe": (11, 11, 10),
+}
 """The sections of M-RoPE of families whose config.json may leave them out."""
 
 
 def _read_qwen3(fields: Fields, model: ModelConfig) -> VisionConfig:
     """Read the tower of Qwen3-VL, or that of Qwen3.5, which has no deep stack."""
     vision, family = required(fields, "vision_config"), str(fields.get("model_type"))
-    tower = _read_tower(fields, model, family, "gelu_pytorch_tanh", patch=16)
+    tower = read_tower(fields, model, family, "gelu_pytorch_tanh", patch=16)
     side = math.isqrt(vision.integer("num_position_embeddings", 2304))
-    taps = _layers(vision, "deepstack_visual_indexes", tower.layers) if family == "qwen3_vl" else ()
+    taps = _layers(vision, "deepstack_visual_indexes", tower.layers) if family in DEEP_STACKS else ()
     return replace(
         tower,
         table=(side, side),
@@ -45,17 +52,17 @@ def _read_qwen3(fields: Fields, model: ModelConfig) -> VisionConfig:
 
 
 def _read_qwen2_5(fields: Fields, model: ModelConfig) -> VisionConfig:
-    tower = _read_tower(fields, model, "qwen2_5_vl", "silu")
+    tower = read_tower(fields, model, "qwen2_5_vl", "silu")
     full = _layers(required(fields, "vision_config"), "fullatt_block_indexes", tower.layers)
     merger = replace(tower.merger, norm="rms")
     return replace(tower, norm="rms", gated=True, merger=merger, full_layers=frozenset(full))
 
 
 def _read_qwen2(fields: Fields, model: ModelConfig) -> VisionConfig:
-    return _read_tower(fields, model, "qwen2_vl", "quick_gelu", width="embed_dim", output="hidden_size")
+    return read_tower(fields, model, "qwen2_vl", "quick_gelu", width="embed_dim", output="hidden_size")
 
 
-def _read_tower(
+def read_tower(
     fields: Fields,
     model: ModelConfig,
     family: str,
@@ -64,9 +71,11 @@ def _read_tower(
     patch: int = 14,
     width: str = "hidden_size",
     output: str = "out_hidden_size",
+    sections: tuple[int, ...] | None = None,
 ) -> VisionConfig:
     """Read what the towers have in common, with LayerNorm and plain MLPs. `act` and `patch` are the defaults of the
-    activation and of the side of a patch; `width` and `output` name the hidden sizes of the tower and of its tokens.
+    activation and of the side of a patch; `width` and `output` name the hidden sizes of the tower and of its tokens;
+    `sections` are those of M-RoPE if they are read.
 
     The MLP is as wide as `intermediate_size` says, or `mlp_ratio` where the width is `embed_dim`.
     """
@@ -93,7 +102,7 @@ def _read_tower(
         merger=Merger("concat", "layer", True, EPS, hidden * group, "gelu", True),
         output=_output(vision, output, model),
         rope_theta=THETA,
-        mrope=_sections(fields),
+        mrope=mrope_sections(fields) if sections is None else sections,
     )
 
 
@@ -106,7 +115,7 @@ def _patch_values(vision: Fields, patch: int) -> int:
     if vision.get("in_channels", vision.get("in_chans", CHANNELS)) != CHANNELS:
         raise vision.error("in_channels", f"is not {CHANNELS}, which is not supported")
     frames = vision.integer("temporal_patch_size", 2, most=16)
-    return CHANNELS * frames * vision.integer("patch_size", patch, most=256) ** 2
+    return CHANNELS * frames * square_side(vision, "patch_size", patch, 256) ** 2
 
 
 def _output(vision: Fields, name: str, model: ModelConfig) -> int:
@@ -124,13 +133,14 @@ def _layers(vision: Fields, name: str, depth: int) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _sections(fields: Fields) -> tuple[int, ...]:
-    """Read the angles of the language model that belong to time, row and column."""
+def mrope_sections(fields: Fields, default: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Read the angles of the language model that belong to time, row and column. `default` are those of a family whose
+    config.json may leave them out."""
     text = fields.section("text_config") or fields
     plan = text.section("rope_parameters") or text.section("rope_scaling")
     value = None if plan is None else plan.get("mrope_section")
     if value is None:
-        value = list(SECTIONS.get(str(fields.get("model_type")), ()))
+        value = list(default or SECTIONS.get(str(fields.get("model_type")), ()))
         if not value:
             raise (plan or text).error("mrope_section", "is missing, which images need")
     plan = plan or text
@@ -144,22 +154,23 @@ def _sections(fields: Fields) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _block_sources(config: VisionConfig, mlp: dict[str, str]) -> Sources:
+def block_sources(config: VisionConfig, mlp: dict[str, str]) -> Sources:
+    """Return the tensors of the patch embedding and the layers; `mlp` has the modules of the MLP by our names."""
     found: Sources = {"patch.weight": ParameterSource(("patch_embed.proj.weight",), flat_kernel)}
     for layer in range(config.layers):
         own, stored = f"layers.{layer}", f"blocks.{layer}"
         norms = {f"{own}.{name}": f"{stored}.{name}" for name in ("norm1", "norm2")}
         found |= renamed(norms, biased=config.norm == "layer")
-        found |= renamed({f"{own}.o": f"{stored}.attn.proj"})
-        found |= renamed({f"{own}.{name}": f"{stored}.mlp.{each}" for name, each in mlp.items()})
+        found |= renamed({f"{own}.o": f"{stored}.attn.proj"}, biased=config.biases)
+        found |= renamed({f"{own}.{name}": f"{stored}.mlp.{each}" for name, each in mlp.items()}, biased=config.biases)
         for index, name in enumerate("qkv"):
-            for end in ("weight", "bias"):
+            for end in ("weight", "bias") if config.biases else ("weight",):
                 found[f"{own}.{name}.{end}"] = ParameterSource((f"{stored}.attn.qkv.{end}",), third(index))
     return found
 
 
 def _sources_qwen3(config: VisionConfig) -> Sources:
-    found = _block_sources(config, {"up": "linear_fc1", "down": "linear_fc2"})
+    found = block_sources(config, {"up": "linear_fc1", "down": "linear_fc2"})
     found |= {
         "patch.bias": ParameterSource(("patch_embed.proj.bias",)),
         "positions.weight": ParameterSource(("pos_embed.weight",)),
@@ -173,7 +184,7 @@ def _sources_qwen3(config: VisionConfig) -> Sources:
 
 def _sources_qwen2(config: VisionConfig) -> Sources:
     gated = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    found = _block_sources(config, gated if config.gated else {"up": "fc1", "down": "fc2"})
+    found = block_sources(config, gated if config.gated else {"up": "fc1", "down": "fc2"})
     found["patch.bias"] = zeros(config.hidden)
     found |= renamed({"merger.norm": "merger.ln_q"}, biased=config.norm == "layer")
     return found | renamed({"merger.up": "merger.mlp.0", "merger.down": "merger.mlp.2"})

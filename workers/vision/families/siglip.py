@@ -1,4 +1,4 @@
-"""The SigLIP towers of Gemma 3, of SmolVLM and Idefics 3, and of LFM2-VL."""
+"""The SigLIP towers of Gemma 3, of SmolVLM and Idefics 3, of LFM2-VL, and of PaddleOCR-VL."""
 
 import math
 from collections.abc import Mapping
@@ -17,12 +17,15 @@ from workers.vision.families.family import (
     activation,
     flat_kernel,
     head_size,
+    llava_prefixes,
     renamed,
     required,
 )
+from workers.vision.families.qwen import mrope_sections
 from workers.vision.preparation.gemma3 import Gemma3Preparer
 from workers.vision.preparation.idefics3 import Idefics3Preparer
 from workers.vision.preparation.lfm2 import Lfm2Preparer
+from workers.vision.preparation.paddleocr import PaddleOcrPreparer
 
 CHANNELS = 3
 LAYER = {
@@ -92,6 +95,15 @@ SIGLIP = {
 """Defaults of transformers' SiglipVisionConfig and Siglip2VisionConfig."""
 IDEFICS3 = SIGLIP | {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 """Defaults of Idefics3VisionConfig and SmolVLMVisionConfig."""
+PADDLEOCR = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "image_size": 384,
+}
+"""Defaults of PaddleOCRVisionConfig."""
 
 
 def _side(vision: Fields, defaults: Mapping[str, int]) -> int:
@@ -154,6 +166,26 @@ def _sources_lfm2(config: VisionConfig) -> Sources:
     return found | (renamed({"merger.norm": "projector.layer_norm"}) if config.merger.norm else {})
 
 
+def _read_paddleocr(fields: Fields, model: ModelConfig) -> VisionConfig:
+    vision, text = required(fields, "vision_config"), fields.section("text_config") or fields
+    if text.flag("use_bias", False):
+        raise text.error("use_bias", "true is not supported")
+    side, merge = _side(vision, PADDLEOCR), vision.integer("spatial_merge_size", 2, most=16)
+    hidden = vision.integer("hidden_size", PADDLEOCR["hidden_size"])
+    merger = Merger("concat", "layer", True, 1e-5, hidden * merge**2, "gelu", True)
+    plan = vision.section("rope_parameters")
+    tower = _tower(fields, model, PADDLEOCR, side, merge**2, merger)
+    if tower.head_dim % 4:
+        raise vision.error("num_attention_heads", f"heads of {tower.head_dim} lanes are no multiple of 4")
+    theta = 10000.0 if plan is None else plan.number("rope_theta", 10000.0)
+    return replace(tower, table_kind="bilinear", rope_theta=theta, mrope=mrope_sections(fields))
+
+
+def _sources_paddleocr(config: VisionConfig) -> Sources:
+    names = {"norm": "pre_norm", "up": "linear_1", "down": "linear_2"}
+    return _sources(config) | renamed({f"merger.{name}": f"projector.{each}" for name, each in names.items()})
+
+
 def _centred(tensor: Array) -> Array:
     """Add the one that the norms of Gemma 3 leave out."""
     changed: Array = tensor.astype(np.float32) + np.float32(1)
@@ -164,20 +196,18 @@ def _transposed(tensor: Array) -> Array:
     return tensor.T
 
 
-def _llava_prefixes() -> dict[str, str]:
-    """The prefixes of towers and projectors: as published, and as transformers has them in memory since 4.52."""
-    outer = ("", "model.")
-    towers = {f"{each}vision_tower.vision_model.": "tower." for each in outer}
-    towers |= {f"{each}vision_tower.": "tower." for each in outer}
-    return towers | {f"{each}multi_modal_projector.": "projector." for each in outer}
-
-
 IDEFICS3_PREFIXES = {
     "model.vision_model.": "tower.",
     "vision_model.": "tower.",
     "model.connector.": "connector.",
     "connector.": "connector.",
 }
-GEMMA3_FAMILY = VisionFamily(_llava_prefixes(), _read_gemma3, _sources_gemma3, Gemma3Preparer.of)
+PADDLEOCR_PREFIXES = {
+    f"{outer}{stored}": own
+    for outer, projector in (("model.", "projector."), ("", "mlp_AR."))
+    for stored, own in (("visual.vision_model.", "tower."), (projector, "projector."))
+}
+GEMMA3_FAMILY = VisionFamily(llava_prefixes(), _read_gemma3, _sources_gemma3, Gemma3Preparer.of)
 IDEFICS3_FAMILY = VisionFamily(IDEFICS3_PREFIXES, _read_idefics3, _sources_idefics3, Idefics3Preparer.of)
-LFM2_FAMILY = VisionFamily(_llava_prefixes(), _read_lfm2, _sources_lfm2, Lfm2Preparer.of)
+LFM2_FAMILY = VisionFamily(llava_prefixes(), _read_lfm2, _sources_lfm2, Lfm2Preparer.of)
+PADDLEOCR_FAMILY = VisionFamily(PADDLEOCR_PREFIXES, _read_paddleocr, _sources_paddleocr, PaddleOcrPreparer.of)

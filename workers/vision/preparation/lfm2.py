@@ -44,14 +44,8 @@ class Tiling:
         side = fields.integer("tile_size", 512, most=8192)
         if side % multiple:
             raise fields.error("tile_size", f"{side} pixels are no multiple of a token of {multiple} pixels")
-        ratios = {
-            (columns, rows)
-            for columns in range(1, most + 1)
-            for rows in range(1, most + 1)
-            if least <= columns * rows <= most
-        }
-        ordered = tuple(sorted(sorted(ratios), key=lambda ratio: ratio[0] * ratio[1]))
-        return cls(side, ordered, fields.flag("use_thumbnail", True), fields.number("max_pixels_tolerance", 2.0))
+        thumbnail, tolerance = fields.flag("use_thumbnail", True), fields.number("max_pixels_tolerance", 2.0)
+        return cls(side, grid_ratios(least, most), thumbnail, tolerance)
 
     def grid(self, width: int, height: int) -> Size:
         """Return the columns and rows whose ratio is closest to that of the image; of those, the larger grid if the
@@ -63,6 +57,17 @@ class Tiling:
             if difference < smallest or (difference == smallest and larger):
                 best, smallest = (columns, rows), difference
         return best
+
+
+def grid_ratios(least: int, most: int) -> tuple[Size, ...]:
+    """Return the columns and rows of the grids of `least` to `most` tiles, those with fewer tiles first."""
+    ratios = [
+        (columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(1, most + 1)
+        if least <= columns * rows <= most
+    ]
+    return tuple(sorted(ratios, key=lambda ratio: ratio[0] * ratio[1]))
 
 
 @dataclass(frozen=True, slots=True)

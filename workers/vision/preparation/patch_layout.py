@@ -24,6 +24,8 @@ class PatchLayout:
     """Frames of a patch, which an image is repeated in."""
     window: int = 0
     """Tokens of a side of a window of attention; 0 for none."""
+    breaks: int = 0
+    """Tokens of text between two rows of tokens in a prompt."""
 
     @property
     def multiple(self) -> int:
@@ -57,6 +59,7 @@ class PatchLayout:
             windows=windows,
             order=order,
             tokens=(rows, columns),
+            breaks=self.breaks,
         )
 
     def _numbers(self, patches: NDArray[np.uint8], values: PixelValues) -> NDArray[np.float32]:

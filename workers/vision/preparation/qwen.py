@@ -1,6 +1,7 @@
 """Qwen's preprocessing: sides that are multiples of a token's, with a bounded number of pixels."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from protocol.request import ImageDetail
 from workers.checkpoints.architectures.fields import Fields
@@ -30,32 +31,7 @@ class QwenPreparer(Preparer):
     @classmethod
     def of(cls, settings: PreparationSettings) -> "QwenPreparer":
         """Read the settings. Raises `CheckpointError`."""
-        fields, vision = settings.preprocessor, settings.config.section("vision_config")
-        assert vision is not None  # the tower was read from it
-        merge, patch = fields.integer("merge_size", 2, most=16), fields.integer("patch_size", 14, most=256)
-        frames = fields.integer("temporal_patch_size", 2, most=16)
-        for name, own, other in (
-            ("merge_size", merge**2, settings.vision.group),
-            ("patch_size", 3 * frames * patch**2, settings.vision.patch_values),
-        ):
-            if own != other:
-                raise fields.error(name, "is not that of the tower in config.json")
-        window = 0
-        if settings.vision.full_layers is not None:
-            window = vision.integer("window_size", 112, most=1 << 14) // merge // patch
-            if not window:
-                raise vision.error("window_size", f"is less than a token of {merge * patch} pixels")
-        token = settings.image_token()
-        least, most = _pixels(fields)
-        return cls(
-            placeholder=token,
-            image_token=token,
-            values=PixelValues.read(fields, CLIP_MEAN, CLIP_STD),
-            layout=PatchLayout(patch, merge, True, frames, window),
-            filter=settings.filter(BICUBIC),
-            least=least,
-            most=most,
-        )
+        return cls(**read_qwen(settings, MIN_PIXELS, MAX_PIXELS))
 
     def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
         check_ratio(width, height)
@@ -65,13 +41,44 @@ class QwenPreparer(Preparer):
         return ImagePlan(self.run(size), (size,))
 
 
-def _pixels(fields: Fields) -> tuple[int, int]:
+def read_qwen(settings: PreparationSettings, least: int, most: int, frames: int = 2) -> dict[str, Any]:
+    """Read the fields of a preparer. `least` and `most` are the defaults of the bounds, and `frames` is that of the
+    frames of a patch. Raises `CheckpointError`."""
+    fields, vision = settings.preprocessor, settings.config.section("vision_config")
+    assert vision is not None  # the tower was read from it
+    merge, patch = fields.integer("merge_size", 2, most=16), fields.integer("patch_size", 14, most=256)
+    frames = fields.integer("temporal_patch_size", frames, most=16)
+    for name, own, other in (
+        ("merge_size", merge**2, settings.vision.group),
+        ("patch_size", 3 * frames * patch**2, settings.vision.patch_values),
+    ):
+        if own != other:
+            raise fields.error(name, "is not that of the tower in config.json")
+    window = 0
+    if settings.vision.full_layers is not None:
+        window = vision.integer("window_size", 112, most=1 << 14) // merge // patch
+        if not window:
+            raise vision.error("window_size", f"is less than a token of {merge * patch} pixels")
+    token = settings.image_token()
+    least, most = _pixels(fields, least, most)
+    return {
+        "placeholder": token,
+        "image_token": token,
+        "values": PixelValues.read(fields, CLIP_MEAN, CLIP_STD),
+        "layout": PatchLayout(patch, merge, True, frames, window),
+        "filter": settings.filter(BICUBIC),
+        "least": least,
+        "most": most,
+    }
+
+
+def _pixels(fields: Fields, least: int, most: int) -> tuple[int, int]:
     """Read the least and the most pixels of an image, in the fields of newer and of older versions."""
     size = fields.section("size") or fields.without(fields.values)
     bounds = []
     for older, newer, default in (
-        ("min_pixels", "shortest_edge", MIN_PIXELS),
-        ("max_pixels", "longest_edge", MAX_PIXELS),
+        ("min_pixels", "shortest_edge", least),
+        ("max_pixels", "longest_edge", most),
     ):
         if fields.get(older) is not None:
             bounds.append(fields.integer(older, most=MOST))

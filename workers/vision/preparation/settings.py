@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from PIL import Image as Pillow
 
 from workers.checkpoints.architectures.fields import Fields
+from workers.checkpoints.json_files import CheckpointError
 from workers.vision.config import VisionConfig
 
 FILTERS = {
@@ -45,6 +46,13 @@ class PreparationSettings:
         if self.config.get(name) is None:
             return default
         return self._text(self.config.integer(name), name)
+
+    def require(self, *texts: str) -> None:
+        """Raise `CheckpointError` if one of these texts is not a special token of the tokenizer."""
+        for text in texts:
+            if text not in self.tokens.values():
+                file = self.config.file.parent / "tokenizer.json"
+                raise CheckpointError(file, "added_tokens", f"{text} is missing, which images need")
 
     def _text(self, number: int, name: str) -> str:
         if number not in self.tokens:

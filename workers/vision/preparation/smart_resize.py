@@ -9,7 +9,7 @@ MAX_RATIO = 200
 """The longest side of an image, in shortest ones."""
 
 
-def smart_resize(width: int, height: int, multiple: int, least: int, most: int, *, floor: int = 0) -> Size:
+def smart_resize(width: int, height: int, multiple: int, least: float, most: float, *, floor: int = 0) -> Size:
     """Return the sides of an image as multiples of a number of pixels, with about the same ratio, and between `least`
     and `most` pixels in all. Sides are at least `floor`.
 

@@ -62,7 +62,7 @@ def test_gemma_3_4b_as_published(tmp_path: Path) -> None:
             {"text_config": GEMMA_3_4B["text_config"] | {"model_type": "gemma4_text"}},
             "text_config.model_type: 'gemma4_text' is not supported in this class, only 'gemma3_text'",
         ),
-        ({"architectures": ["LlavaForConditionalGeneration"]}, "architectures: .* only one of .*Gemma3ForCond"),
+        ({"architectures": ["Idefics2ForConditionalGeneration"]}, "architectures: .* only one of .*Gemma3ForCond"),
         ({"architectures": [["Gemma3ForConditionalGeneration"]]}, "architectures: .*not supported"),
     ],
 )

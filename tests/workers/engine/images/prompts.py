@@ -1,6 +1,7 @@
 """Prompts with images for the scripted runner, as the prompt builder makes them, and engines that count."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from protocol.request import Image
@@ -27,8 +28,9 @@ Part = str | tuple[bytes, int, int]
 """A text, or the content, width and height of an image."""
 
 
-def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> EngineRequest:
-    """A request with these parts. The image at index i has the field `image[i]`."""
+def request(stream: int, *parts: Part, mrope: bool = True, breaks: bool = False, **fields: Any) -> EngineRequest:
+    """A request with these parts. The image at index i has the field `image[i]`. With `breaks` there is a token of text
+    between two rows of an image's tokens."""
     processor, tokens, images = ScriptedImageProcessor(), list[int](), list[PlacedImage]()
     patches: list[ImagePatches] = []
     for part in parts:
@@ -36,12 +38,14 @@ def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> Eng
             tokens += part.encode()
             continue
         data, width, height = part
-        held = _held(processor, Image("png", width, height, b"\x89PNG" + data))
+        held = _held(processor, Image("png", width, height, b"\x89PNG" + data), int(breaks))
         (shown,) = (held.part(at) for at in range(len(held.keys)))
         assert shown is not None
         patches.append(shown)
-        images.append(PlacedImage(len(tokens), held, f"image[{len(images)}]"))
-        tokens += images[-1].numbers
+        images.append(image := PlacedImage(len(tokens), held, f"image[{len(images)}]"))
+        tokens += [10] * (image.end - image.start)
+        for place, number in zip(image.places, image.numbers, strict=True):
+            tokens[place] = number
     placed = None
     if images:
         axes, answer = (
@@ -51,8 +55,11 @@ def request(stream: int, *parts: Part, mrope: bool = True, **fields: Any) -> Eng
     return EngineRequest(stream, tuple(tokens), **{"max_tokens": 6} | fields, images=placed)
 
 
-def _held(processor: ScriptedImageProcessor, file: Image) -> HeldPatches:
-    return HeldPatches(processor.prepare(file).parts, lambda: processor.prepare(file).parts)
+def _held(processor: ScriptedImageProcessor, file: Image, breaks: int) -> HeldPatches:
+    def prepare() -> list[ImagePatches]:
+        return [replace(part, breaks=breaks) for part in processor.prepare(file).parts]
+
+    return HeldPatches(prepare(), prepare)
 
 
 def runner(**options: Any) -> ScriptedRunner:

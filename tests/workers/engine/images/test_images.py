@@ -57,6 +57,26 @@ def test_a_warm_prompt_has_the_tokens_of_a_cold_one_and_encodes_nothing(kind: st
     assert engine.tower.begun == 3, "the rows of the first two are in the KV cache or in that of rows"
 
 
+def test_rows_with_text_between_them_are_those_of_a_cold_prompt_in_any_chunks() -> None:
+    """The image has 7 rows of 8 tokens, with a token of text behind each but the last one."""
+    first = request(1, ASK, MAP, " Say it.", mrope=False, breaks=True)
+    assert first.images is not None
+    (image,) = first.images.images
+    assert image.end - image.start == len(image.numbers) + 6
+    assert [first.prompt[place] for place in image.places] == list(image.numbers)
+    assert first.prompt[image.start + 8] == 10
+    expected = cold(first, mrope=False)
+    for chunks in ((3,), (9, 20)):
+        assert cold(first, mrope=False, prefill_chunks=chunks) == expected
+    engine = Engine(runner(mrope=False)).run(first).run(replace(first, stream=2))
+    assert engine.tokens[2] == expected != cold(request(1, ASK, MAP, " Say it.", mrope=False), mrope=False)
+    assert engine.tower.begun == 1
+    wrong = list(first.prompt)
+    wrong[image.start], wrong[image.start + 8] = wrong[image.start + 8], wrong[image.start]
+    with pytest.raises(RequestRefused, match="does not have the rows of the image in their place"):
+        Engine(runner(mrope=False)).submit(replace(first, prompt=tuple(wrong)))
+
+
 def test_tenants_share_neither_kv_nor_rows() -> None:
     asked = [request(stream, ASK, CAT, tenant=tenant) for stream, tenant in ((1, "a"), (2, "b"))]
     engine = Engine().run(asked[0]).run(asked[1])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -64,15 +63,17 @@ class Prompted:
         tokens, ends = list(ids), list(range(1, len(ids) + 1))
         found: list[tuple[int, ImagePatches]] = []
         at = taken = 0
-        for is_image, group in groupby(ids, lambda token: token == image_token):
-            count = len(list(group))
-            if is_image:
-                found.append((at, parts[len(found)]))
-                assert count == found[-1][1].count
-                tokens[at : at + count] = [-1 - taken - i for i in range(count)]
-                ends[at : at + count] = [at + count] * count
-                taken += count
-            at += count
+        for part in parts:
+            at = ids.index(image_token, at)
+            found.append((at, part))
+            behind = at + part.offsets[-1] + 1
+            ends[at:behind] = [behind] * (behind - at)
+            for offset in part.offsets:
+                assert tokens[at + offset] == image_token
+                taken += 1
+                tokens[at + offset] = -taken
+            at = behind
+        assert image_token not in tokens
         rows = np.concatenate([finish(vision.begin(each)) for _, each in found])
         axes, after = axes_of(ids, found) if vision.config.mrope else (None, len(ids))
         both = tuple(ends) if runner.capabilities.bidirectional_images else None

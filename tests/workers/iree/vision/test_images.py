@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tests.reference.vision.processors import process
+from tests.reference.vision.processors import process, with_masks
 from tests.reference.vision.test_vision import as_file, load_model, picture
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.vision_checkpoints.projector_files import make_projected
@@ -78,7 +78,10 @@ def ids_of(case: Case, size: tuple[int, int], text: int = 5) -> tuple[list[int],
     parts = case.own.prepare(as_file(picture(*size))).parts
     ids = list(range(5, 5 + text))
     for part in parts:
-        ids += [case.own.image_token] * part.count + [10, 11]
+        run = [11] * (part.offsets[-1] + 1)
+        for offset in part.offsets:
+            run[offset] = case.own.image_token
+        ids += [*run, 10, 11]
     return [*ids, 12, 13, 14], parts
 
 
@@ -95,11 +98,11 @@ def compare(torch: Any, mine: Case) -> None:
     kinds = torch.tensor([[int(token == mine.own.image_token) for token in ids]])
     if family == "gemma3":
         inputs["token_type_ids"] = kinds
-    elif family.startswith(("qwen", "gemma")):
+    elif family.startswith(("qwen", "gemma", "glm", "paddle")):
         inputs["mm_token_type_ids"] = kinds
     model = load_model(family, mine.path)
     with torch.no_grad():
-        expected = model(**inputs).logits[0, -1].numpy()
+        expected = model(**with_masks(family, model, inputs)).logits[0, -1].numpy()
         answer = model.generate(**inputs, max_new_tokens=COUNT, do_sample=False)[0, len(ids) :].tolist()
     prompt = Prompted.of(runner, ids, mine.own.image_token, parts)
     runner.reset(0)

@@ -19,7 +19,7 @@ from workers.iree.kernels.ir.arithmetic import arithmetic_of
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.vision.encoder import IreeVision
-from workers.vision.config import Merger, VisionConfig
+from workers.vision.config import Merger, Mix, VisionConfig
 from workers.vision.patches import ImagePatches
 
 EACH = Merger("concat", "layer", True, 1e-6, 24, "gelu", True)
@@ -74,6 +74,65 @@ TOWERS: Mapping[str, VisionConfig] = {
         clipped=True,
     ),
     "deep stack": QWEN3,
+    "further": VisionConfig(  # what GLM-V, CLIP and Pixtral have
+        family="glm4v",
+        patch_values=20,
+        layers=1,
+        hidden=36,
+        heads=3,
+        head_dim=12,
+        mlp=24,
+        norm="rms",
+        eps=1e-5,
+        activation="silu",
+        gated=True,
+        biases=False,
+        scale=12**-0.5,
+        group=4,
+        merger=Merger(
+            "concat",
+            None,
+            False,
+            1e-5,
+            20,
+            "silu",
+            False,
+            mixes=(Mix(28, bias=True), Mix(28, norm="layer", activation="gelu")),
+            gated=True,
+        ),
+        output=24,
+        values_norm="layer",
+        patch_norm="rms",
+        placed_norm="layer",
+        patch_bias=True,
+        extra=True,
+        table=(24, 24),
+        last_norm=True,
+    ),
+    "no layers": VisionConfig(
+        family="gemma4_unified",
+        patch_values=20,
+        layers=0,
+        hidden=36,
+        heads=1,
+        head_dim=2,
+        mlp=1,
+        norm="layer",
+        eps=1e-5,
+        activation="gelu_tanh",
+        gated=False,
+        biases=False,
+        scale=1.0,
+        group=1,
+        merger=Merger("concat", "rms", False, 1e-6, 0, None, False),
+        output=24,
+        values_norm="layer",
+        patch_norm="layer",
+        placed_norm="layer",
+        patch_bias=True,
+        table=(48, 48),
+        table_kind="axes",
+    ),
     "windows": VisionConfig(
         family="qwen2_5_vl",
         patch_values=20,
@@ -119,6 +178,10 @@ CASES = {
     "clipped bfloat16": ("clipped", "bfloat16", False),
     "deep stack": ("deep stack", "float32", False),
     "deep stack in plain StableHLO": ("deep stack", "float32", True),
+    "further": ("further", "float32", False),
+    "further bfloat16": ("further", "bfloat16", False),
+    "further in plain StableHLO": ("further", "float32", True),
+    "no layers": ("no layers", "float32", False),
     "windows": ("windows", "float32", False),
     "windows in plain StableHLO": ("windows", "float32", True),
 }
@@ -129,7 +192,7 @@ ERRORS = {"float32": 1e-4, "bfloat16": 0.05}
 @pytest.mark.parametrize(
     ("name", "dtype", "plain"),
     [
-        pytest.param(*each, id=name, marks=[] if name == "clipped" else [pytest.mark.exhaustive])
+        pytest.param(*each, id=name, marks=[] if name in ("clipped", "further") else [pytest.mark.exhaustive])
         for name, each in CASES.items()
     ],
 )
@@ -157,7 +220,9 @@ def refused(config: VisionConfig) -> dict[ImagePatches, str]:
     image = random_image(config, 2, 3, windows=config.full_layers is not None)
     found = {
         replace(image, values=image.values[:0]): "patches: 0, the tower takes 1 to",
-        replace(image, values=image.values[:-1]): f"are no groups of {config.group}",
+        replace(image, values=image.values[:-1]): (
+            f"are no groups of {config.group}" if config.group > 1 else "tokens: 6 of 5 patches"
+        ),
         replace(image, values=image.values[:, 1:]): f"with {config.patch_values} values each",
         replace(image, tokens=(2, 2)): f"tokens: 4 of {6 * config.group} patches",
     }

@@ -14,7 +14,7 @@ from workers.engine.runner import NotFiniteError
 from workers.mlx.vision.encoder import MAX_PATCHES, MlxImageEncoding, MlxPartSize, MlxVisionEncoder
 from workers.mlx.vision.loading import tower_of
 from workers.precision import Dtype
-from workers.vision.config import Merger, VisionConfig
+from workers.vision.config import Merger, Mix, VisionConfig
 from workers.vision.patches import ImagePatches
 
 QWEN_MERGER = Merger("concat", "layer", True, 1e-6, 32, "gelu", True)
@@ -73,6 +73,71 @@ CONFIGS = {
         taps=(),
         tap_merger=None,
         merger=Merger("mean", "rms", False, 1e-6, 0, None, False, scale=4.0),
+    ),
+    "glm4v": replace(
+        QWEN3,
+        family="glm4v",
+        norm="rms",
+        activation="silu",
+        gated=True,
+        biases=False,
+        patch_bias=True,
+        patch_norm="rms",
+        last_norm=True,
+        table_kind="bicubic",
+        taps=(),
+        tap_merger=None,
+        merger=Merger(
+            "concat",
+            None,
+            False,
+            1e-5,
+            20,
+            "silu",
+            False,
+            mixes=(Mix(12, bias=True), Mix(12, norm="layer", activation="gelu")),
+            gated=True,
+        ),
+    ),
+    "llava": replace(
+        QWEN3,
+        family="llava",
+        placed_norm="layer",
+        extra=True,
+        rope_theta=0.0,
+        table=(8, 8),
+        table_kind="fixed",
+        taps=(),
+        tap_merger=None,
+    ),
+    "no_layers": replace(
+        QWEN3,
+        family="gemma4_unified",
+        layers=0,
+        values_norm="layer",
+        patch_norm="layer",
+        placed_norm="layer",
+        biases=False,
+        patch_bias=True,
+        rope_theta=0.0,
+        table=(8, 8),
+        table_kind="axes",
+        taps=(),
+        tap_merger=None,
+        merger=Merger("concat", "rms", False, 1e-6, 0, None, False),
+    ),
+    "pixtral": replace(
+        QWEN3,
+        family="pixtral",
+        norm="rms",
+        gated=True,
+        biases=False,
+        placed_norm="rms",
+        rope_alternates=True,
+        table=None,
+        taps=(),
+        tap_merger=None,
+        merger=Merger("concat", "rms", True, 1e-5, 12, "gelu", False, mixes=(Mix(16),)),
     ),
     "lfm2_vl": replace(
         QWEN3,
@@ -149,8 +214,8 @@ def test_rows_are_those_of_plain_numpy(family: str) -> None:
         assert rows.dtype == np.float32
         np.testing.assert_allclose(rows, expected, atol=2e-4)
         encoding.close()
-    blocks = 3
-    merges = blocks * (1 + len(config.taps))
+    blocks = 3 + config.extra  # the row that is no patch lies behind three whole ones
+    merges = 3 * (1 + len(config.taps))
     assert encoder_of(config, parameters, SMALL).begin(image).parts == blocks * (1 + 2 * config.layers) + merges
 
 

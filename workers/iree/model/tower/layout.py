@@ -17,6 +17,7 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.width_padding import PaddedAxis, WidthPadding
 from workers.vision.config import Merger, VisionConfig
+from workers.vision.parameters import embedding_norms
 
 Axis = PaddedAxis | None
 Parameters = Mapping[str, NDArray[Any]]
@@ -109,7 +110,14 @@ class TowerLayout:
 
     def patch(self) -> list[TowerParameter]:
         """Return the parameters of the patch embedding."""
-        return list(self._linear("patch", ("patch",), self.config.hidden, self.config.patch_values, "hidden", "inputs"))
+        config = self.config
+        out = list(self._linear("patch", ("patch",), config.hidden, config.patch_values, "hidden", "inputs"))
+        if config.patch_bias and not config.biases:
+            out.append(TowerParameter("patch_bias", ("patch.bias",), (config.hidden,), (self._axis("hidden"),)))
+        for name, kind in embedding_norms(config).items():
+            size = (config.patch_values if name == "values_norm" else config.hidden,)
+            out += _plain_norm(name, name, size, kind)
+        return out
 
     def keys(self) -> list[TowerParameter]:
         """Return those of a layer up to the queries, keys and values."""
@@ -158,12 +166,23 @@ class TowerLayout:
             size = (config.hidden if merger.norm_each else width,)
             out += [TowerParameter("norm", ("norm.weight",), size)]
             out += [TowerParameter("norm_bias", ("norm.bias",), size)] if merger.norm == "layer" else []
-        matrices = [("up", merger.inner, width)] if merger.inner else []
-        for name, outputs, inputs in [*matrices, ("down", config.output, merger.inner or width)]:
-            axes = (self._whole(outputs), self._whole(inputs))
-            out.append(TowerParameter(name, (f"{name}.weight",), (outputs, inputs), axes))
-            if merger.biases:
-                out.append(TowerParameter(f"{name}_bias", (f"{name}.bias",), (outputs,), axes[:1]))
+        for number, mix in enumerate(merger.mixes):
+            out += self._merging(f"mix_{number}", (f"mix.{number}",), mix.outputs, width, mix.bias)
+            width = mix.outputs
+            if mix.norm is not None:
+                out += _plain_norm(f"mix_{number}_norm", f"mix.{number}.norm", (width,), mix.norm)
+        if merger.inner:
+            name, sources = ("gate_up", ("gate", "up")) if merger.gated else ("up", ("up",))
+            out += self._merging(name, sources, merger.inner, width, merger.biases)
+        return out + self._merging("down", ("down",), config.output, merger.inner or width, merger.biases)
+
+    def _merging(
+        self, name: str, sources: tuple[str, ...], outputs: int, inputs: int, bias: bool
+    ) -> list[TowerParameter]:
+        axes = (self._whole(outputs), self._whole(inputs))
+        out = [TowerParameter(name, tuple(f"{each}.weight" for each in sources), (outputs, inputs), axes)]
+        if bias:
+            out.append(TowerParameter(f"{name}_bias", tuple(f"{each}.bias" for each in sources), (outputs,), axes[:1]))
         return out
 
     def places(self) -> Iterator[tuple[str, list[TowerParameter]]]:
@@ -211,6 +230,12 @@ class TowerLayout:
 
     def _whole(self, size: int) -> Axis:
         return None if self.padding is None else PaddedAxis.whole(size)
+
+
+def _plain_norm(name: str, source: str, size: Shape, kind: str) -> list[TowerParameter]:
+    """Return the parameters of a norm that is computed without padding."""
+    out = [TowerParameter(name, (f"{source}.weight",), size)]
+    return [*out, TowerParameter(f"{name}_bias", (f"{source}.bias",), size)] if kind == "layer" else out
 
 
 def tower_padding(config: VisionConfig) -> WidthPadding:

@@ -14,7 +14,7 @@ from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.tower.attention import PlainAttention, TiledAttention
 from workers.iree.model.tower.layout import TowerLayout
-from workers.vision.config import Merger, VisionConfig
+from workers.vision.config import Merger, Mix, VisionConfig
 
 Weights = Mapping[str, jax.Array]
 """The parameters of a layer or merger, as `TowerLayout` names them."""
@@ -37,7 +37,17 @@ class TowerParts:
 
     def embed(self, values: jax.Array, added: jax.Array, w: Weights) -> jax.Array:
         """Embed patches, float32 [block, values], and add what the host computed of their places."""
-        return self.ops.linear(self._operand(values), w["patch"], self.layout.hidden, w.get("patch_bias")) + added
+        config, size = self.config, self.config.hidden
+        if config.values_norm is not None:
+            whole = _normed(values[:, : config.patch_values], config.values_norm, config.eps, w, "values_norm")
+            values = jnp.pad(whole, ((0, 0), (0, self.layout.inputs.padded - config.patch_values)))
+        x = self.ops.linear(self._operand(values), w["patch"], self.layout.hidden, w.get("patch_bias"))
+        if config.patch_norm is not None:
+            x = self._padded(_normed(x[:, :size], config.patch_norm, config.eps, w, "patch_norm"))
+        x = x + added
+        if config.placed_norm is not None:
+            x = self._padded(_normed(x[:, :size], config.placed_norm, config.eps, w, "placed_norm"))
+        return x
 
     def keys(
         self, x: jax.Array, angles: RopeAngles | None, rows: jax.Array, kv: jax.Array, w: Weights
@@ -79,11 +89,24 @@ class TowerParts:
         if not merger.norm_each:
             x = _normed(x, merger.norm, merger.eps, w)
         h = self._operand(self._whole(x))
-        if merger.inner:
+        for number, mix in enumerate(merger.mixes):
+            h = self._mixed(h, mix, merger.eps, w, f"mix_{number}")
+        if merger.inner and merger.gated:
+            both = self.ops.linear(h, w["gate_up"], 2 * self._width(merger.inner), w.get("gate_up_bias"))
+            assert merger.activation is not None, "a gate has one"
+            h = self.ops.activate(both, merger.activation, gated=True)
+        elif merger.inner:
             up = self.ops.linear(h, w["up"], self._width(merger.inner), w.get("up_bias"))
             assert merger.activation is not None, "there is one between two linear layers"
             h = self.ops.activate(up, merger.activation, gated=False)
         return self.ops.linear(h, w["down"], self._width(config.output), w.get("down_bias"))[:, : config.output]
+
+    def _mixed(self, h: jax.Array, mix: Mix, eps: float, w: Weights, name: str) -> jax.Array:
+        """Return the operand that one of a merger's further linear layers makes of another one."""
+        x = self.ops.linear(h, w[name], self._width(mix.outputs), w.get(f"{name}_bias"))
+        if mix.norm is not None:
+            x = self._whole(_normed(x[:, : mix.outputs], mix.norm, eps, w, f"{name}_norm"))
+        return self._operand(x) if mix.activation is None else self.ops.activate(x, mix.activation, gated=False)
 
     def _mlp(self, h: jax.Array, w: Weights) -> jax.Array:
         config, ops, hidden, mlp = self.config, self.ops, self.layout.hidden, self.layout.mlp
@@ -121,17 +144,22 @@ class TowerParts:
     def _width(self, size: int) -> int:
         return size if self.layout.padding is None else -(-size // LANES) * LANES
 
+    def _padded(self, x: jax.Array) -> jax.Array:
+        """Pad rows of the hidden size to whole vectors."""
+        missing = self.layout.hidden - x.shape[1]
+        return jnp.pad(x, ((0, 0), (0, missing))) if missing else x
+
     def _whole(self, x: jax.Array) -> jax.Array:
         """Pad rows to whole vectors."""
         missing = self._width(x.shape[1]) - x.shape[1]
         return jnp.pad(x, ((0, 0), (0, missing))) if missing else x
 
 
-def _normed(x: jax.Array, kind: str | None, eps: float, w: Weights) -> jax.Array:
-    """Return the norm of the last dimension, with the weights `norm` and `norm_bias`."""
+def _normed(x: jax.Array, kind: str | None, eps: float, w: Weights, name: str = "norm") -> jax.Array:
+    """Return the norm of the last dimension, with the weights `NAME` and `NAME_bias`."""
     if kind is None:
         return x
     if kind == "layer":
         x = x - jnp.mean(x, -1, keepdims=True)
-    x = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + np.float32(eps)) * w["norm"]
-    return x + w["norm_bias"] if kind == "layer" else x
+    x = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + np.float32(eps)) * w[name]
+    return x + w[f"{name}_bias"] if kind == "layer" else x

@@ -46,12 +46,12 @@ class ChatImages:
         used = 0
         for image, outline in self.placed:
             starts = []
-            for count in outline.counts:
-                run = places[used : used + count]
-                if len(run) < count or run[-1] - run[0] != count - 1:
+            for offsets in outline.parts:
+                run = places[used : used + len(offsets)]
+                if [place - run[0] for place in run] != list(offsets):
                     raise _other_tokens(image)
                 starts.append(run[0])
-                used += count
+                used += len(offsets)
             found.append(tuple(starts))
         if used != len(places):
             raise _other_tokens(self.placed[-1][0])
@@ -66,7 +66,8 @@ class ChatImages:
         )
         numbered = list(tokens)
         for placed in images:
-            numbered[placed.start : placed.end] = placed.numbers
+            for place, number in zip(placed.places, placed.numbers, strict=True):
+                numbered[place] = number
         if not self.source.config.mrope:
             return tuple(numbered), PromptImages(images)
         axes, answer = axes_of(tokens, [(each.start, each.patches) for each in images if each.patches is not None])

@@ -1,0 +1,110 @@
+"""Towers of CLIP, Pixtral and others in published models, by their config.json as on the hub, from memory."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workers.vision.test_published import read
+
+PIXTRAL_VISION: dict[str, Any] = {
+    "head_dim": 64,
+    "hidden_act": "gelu",
+    "image_size": 1024,
+    "model_type": "pixtral",
+    "patch_size": 16,
+    "rope_theta": 10000.0,
+}
+MISTRAL_TEXT: dict[str, Any] = {
+    "head_dim": 128,
+    "hidden_size": 5120,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 1024000,
+    "model_type": "mistral",
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000000.0,
+    "sliding_window": None,
+    "vocab_size": 131072,
+}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "LLaVA 1.5 7B": {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "image_token_index": 32000,
+        "model_type": "llava",
+        "pad_token_id": 32001,
+        "projector_hidden_act": "gelu",
+        "text_config": {
+            "architectures": ["LlamaForCausalLM"],
+            "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "rms_norm_eps": 1e-05,
+            "torch_dtype": "float16",
+            "vocab_size": 32064,
+        },
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "vision_config": {
+            "hidden_size": 1024,
+            "image_size": 336,
+            "intermediate_size": 4096,
+            "model_type": "clip_vision_model",
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
+            "patch_size": 14,
+            "projection_dim": 768,
+            "vocab_size": 32000,
+        },
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "vocab_size": 32064,
+    },
+    "Mistral Small 3.1": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "image_token_index": 10,
+        "model_type": "mistral3",
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "text_config": {**MISTRAL_TEXT, "intermediate_size": 32768, "num_attention_heads": 32},
+        "torch_dtype": "bfloat16",
+        "vision_config": {
+            **PIXTRAL_VISION,
+            "hidden_act": "silu",
+            "hidden_size": 1024,
+            "image_size": 1540,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+            "num_channels": 3,
+            "num_hidden_layers": 24,
+            "patch_size": 14,
+        },
+        "vision_feature_layer": -1,
+    },
+    "Pixtral 12B": {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "image_token_index": 10,
+        "model_type": "llava",
+        "projector_hidden_act": "gelu",
+        "text_config": MISTRAL_TEXT,
+        "torch_dtype": "bfloat16",
+        "vision_config": PIXTRAL_VISION,
+        "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "full",
+    },
+}
+SIZES = {
+    "LLaVA 1.5 7B": (312, 23, 1, 24 * 24),
+    "Mistral Small 3.1": (439, 24, 4, None),
+    "Pixtral 12B": (435, 24, 1, None),
+}
+"""Millions of parameters, layers, patches of a token, and positions of the table."""
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_sizes(tmp_path: Path, name: str) -> None:
+    config, millions = read(tmp_path, PUBLISHED[name], "vision_tower.a")
+    places = None if config.table is None else config.table[0] * config.table[1]
+    assert (millions, config.layers, config.group, places) == SIZES[name]
+    assert (config.hidden, config.heads, config.head_dim, config.mlp) == (1024, 16, 64, 4096)
