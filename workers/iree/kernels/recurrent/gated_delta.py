@@ -93,8 +93,8 @@ class _Item:
         self._states.write(code, row)
 
     def _write_factors(self, head: Value, query: Value) -> None:
-        """Write the rates of updates, the decays, and the inverse lengths of queries and keys of all rows: of 16 rows at
-        a time, so that no row waits for them."""
+        """Write the rates of updates, the decays, and the inverse lengths of queries and keys of all rows: of 16 rows
+        at a time, so that no row waits for them."""
         code, sizes = self._code, self._kind.sizes
         rate, bias = exp(self._decay.load([head]).broadcast()), self._bias.load([head]).broadcast()
 
