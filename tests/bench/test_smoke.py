@@ -296,6 +296,7 @@ FILES = {
 
 FURTHER = {
     "bench/chaos.py",
+    "bench/kernels/recurrence.py",
     "bench/kernels/vision.py",
     "bench/features.py",
     "bench/gateway_load/fairness.py",
