@@ -65,7 +65,8 @@ class RunnerCapabilities:
     a runner whose bits depend on the number of rows of a call, and on nothing else."""
     rollback_rows: int = 0
     """Rows of the last decode step of a slot that can be taken back from its recurrent state without `write_state`; 0
-    if none can. A decode step has at most so many rows of one slot, or one row if this is 0."""
+    if none can. A decode step has at most so many rows of one slot, or one row if this is 0. The only row of a slot in
+    a step has no drafts beside it, and need not be taken back."""
     window_rows: int = 0
     """Last rows of a slot that layers with an attention window keep; 0 is all rows. Of earlier rows they have nothing,
     so that a slot is continued behind its last rows, or where a state is written (`workers.engine.states.lost_rows`).

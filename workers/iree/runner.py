@@ -360,7 +360,8 @@ class IreeRunner:
             self._known.check_call(self._written, chunks, decode=True)
             self._take_back(chunks)
             for chunk in chunks:
-                self._known.decoded(chunk.slot, len(chunk.tokens))
+                # The only row of a slot is written over the state before it.
+                self._known.decoded(chunk.slot, len(chunk.tokens) if len(chunk.tokens) > 1 else 0)
         if self._windows is not None:
             self._note_lost(chunks_of(rows))
         return self._decode(rows, prompt=False)

@@ -1,5 +1,7 @@
 """The recurrent states of all slots in one buffer on the device."""
 
+from collections import Counter
+
 import iree.runtime as rt
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +14,8 @@ from workers.iree.device.device import Device
 class SlotStateBuffer:
     """The states of each slot, and which of them is the current one. A slot without a state has zeros, as a new one.
 
-    Rows of prompts change the current state in place. A row of a decode step leaves it as it is and writes the next one
-    of the slot's, so that the rows of the step can be taken back.
+    Rows of prompts change the current state in place, and so does the only row of a slot in a decode step. Of several
+    rows, each leaves it as it is and writes the next one of the slot's, so that the rows of the step can be taken back.
     """
 
     def __init__(self, device: Device, plan: GraphPlan) -> None:
@@ -60,16 +62,18 @@ class SlotStateBuffer:
     def decode_places(self, slots: list[int], into: Input | None, *, in_place: bool) -> list[rt.HalBufferView]:
         """Return the argument with the places of a step's rows, and make the states after the rows the current ones.
 
-        Rows beyond are padding. With `in_place` the states before the rows are overwritten.
+        Rows beyond are padding. The state before the only row of a slot is overwritten, as writing elsewhere takes half
+        of the time again; with `in_place` those before all rows are.
         """
         if into is None:
             for slot in slots:
                 self._use(slot)
             return []
         into.array[...] = -1
+        rows = Counter(slots)
         for index, slot in enumerate(slots):
             into.array[0, index] = self.place(slot)
-            if not in_place:
+            if not in_place and rows[slot] > 1:
                 self._current[slot] = (self._current[slot] + 1) % self._versions
             into.array[1, index] = self._use(slot)
         return [into.ready()]

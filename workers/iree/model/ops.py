@@ -34,6 +34,11 @@ class StepRows:
     """int32 [batch, tokens]: the row before which each token attends, at least the one after its own. None is that one
     for all of them."""
 
+    @property
+    def scattered(self) -> bool:
+        """Every sequence has one row, as in a decode step."""
+        return self.rows.shape[1] == 1
+
 
 @dataclass(frozen=True, slots=True)
 class RopeAngles:

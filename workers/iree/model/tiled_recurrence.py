@@ -44,8 +44,10 @@ class TiledRecurrence(TiledMatmuls):
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
         shape = _shape(recurrence, x)
-        name = named(f"baton_gated_delta_{shape.rows}", live=step.live)
-        self.add_kernel(name, gated_delta, DeltaRule(shape, sizes, self.threads), live=step.live is not None)
+        scattered = step.scattered
+        name = named(f"baton_gated_delta_{shape.rows}_{scattered:d}", live=step.live)
+        kind = DeltaRule(shape, sizes, self.threads, scattered)
+        self.add_kernel(name, gated_delta, kind, live=step.live is not None)
         results = (floats(len(x), sizes.values), _states(recurrence))
         out, states = call(name, results, x, gates, *constants, *_operands(recurrence, step))
         return out, states
@@ -60,8 +62,10 @@ class TiledRecurrence(TiledMatmuls):
         step: StepRows,
     ) -> tuple[jax.Array, jax.Array]:
         shape = _shape(recurrence, x)
-        name = named(f"baton_selective_state_{shape.rows}", live=step.live)
-        self.add_kernel(name, selective_state, SelectiveState(shape, sizes, self.threads), live=step.live is not None)
+        scattered = step.scattered
+        name = named(f"baton_selective_state_{shape.rows}_{scattered:d}", live=step.live)
+        kind = SelectiveState(shape, sizes, self.threads, scattered)
+        self.add_kernel(name, selective_state, kind, live=step.live is not None)
         results = (floats(len(x), sizes.inner), _states(recurrence))
         constants = (weights.decay, weights.step_bias, weights.skip)
         out, states = call(name, results, x, projected, *constants, *_operands(recurrence, step))

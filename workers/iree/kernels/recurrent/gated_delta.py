@@ -30,6 +30,8 @@ class DeltaRule:
     shape: StateShape
     sizes: GatedDelta
     threads: int
+    scattered: bool = False
+    """Rows are of different slots, whose states are in memory: the next one is prefetched."""
 
     @property
     def columns(self) -> int:
@@ -71,30 +73,53 @@ class _Item:
         self._bias = kernel.input("bias", (sizes.value_heads,), "f32")
         self._states = StateRows(kind.shape, kernel, live=live)
         self._out = kernel.output("out", (rows, sizes.values), "f32")
+        each = (-(-rows // LANES) * LANES,)
+        self._rates, self._decays, self._queries, self._keys = (self._code.allocate(each, "f32") for _ in range(4))
+        self._following: Value | None = None
 
     def write(self, number: Value) -> None:
         """Write the code for an item, of all rows."""
         code, sizes, columns = self._code, self._kind.sizes, self._kind.columns
         head = number // (sizes.value_dim // columns)
         query = head // (sizes.value_heads // sizes.key_heads) * sizes.key_dim
-        rate, bias = exp(self._decay.load([head]).broadcast()), self._bias.load([head]).broadcast()
         matrix = number * (sizes.key_dim * columns) + (sizes.taps - 1) * sizes.channels
+        self._write_factors(head, query)
 
         def row(at: Value, before: Value, after: Value) -> None:
-            beta = 1.0 / (exp(-self._gates.load([at, head]).broadcast()) + 1.0)
-            decay = exp(-(rate * softplus(self._gates.load([at, head + sizes.value_heads]).broadcast() + bias)))
-            self._row(at, (before + matrix, after + matrix), number * columns, query, beta, decay)
+            if self._kind.scattered:
+                self._following = self._states.following(code, at, sizes.key_dim * columns) + matrix
+            self._row(at, (before + matrix, after + matrix), number * columns, query)
 
         self._states.write(code, row)
 
-    def _row(
-        self, at: Value, matrices: tuple[Value, Value], column: Value, query: Value, beta: Value, decay: Value
-    ) -> None:
+    def _write_factors(self, head: Value, query: Value) -> None:
+        """Write the rates of updates, the decays, and the inverse lengths of queries and keys of all rows: of 16 rows
+        at a time, so that no row waits for them."""
+        code, sizes = self._code, self._kind.sizes
+        rate, bias = exp(self._decay.load([head]).broadcast()), self._bias.load([head]).broadcast()
+
+        def row(at: Value) -> None:
+            self._rates.store(self._gates.load([at, head]), [at])
+            self._decays.store(self._gates.load([at, head + sizes.value_heads]), [at])
+            self._queries.store(_squares(code, self._x, at, query, sizes.key_dim), [at])
+            self._keys.store(_squares(code, self._x, at, query + sizes.keys, sizes.key_dim), [at])
+
+        def several(at: Value) -> None:
+            self._rates.store(1.0 / (exp(-self._rates.load_vector([at])) + 1.0), [at])
+            self._decays.store(exp(-(rate * softplus(self._decays.load_vector([at]) + bias))), [at])
+            for lengths in (self._queries, self._keys):
+                lengths.store(1.0 / sqrt(lengths.load_vector([at]) + EPS), [at])
+
+        code.repeat(0, self._states.count(code), row)
+        code.repeat(0, self._states.count(code), several, LANES)
+
+    def _row(self, at: Value, matrices: tuple[Value, Value], column: Value, query: Value) -> None:
         """Update an item's columns of S by a row, from one place to another, and write what its query reads from
         them."""
-        code, sizes, key = self._code, self._kind.sizes, query + self._kind.sizes.keys
+        sizes, key = self._kind.sizes, query + self._kind.sizes.keys
         lanes = range(0, self._kind.columns, LANES)
-        unit_query, unit_key = (_inverse_length(code, self._x, at, first, sizes.key_dim) for first in (query, key))
+        factors = (self._rates, self._decays, self._queries, self._keys)
+        beta, decay, unit_query, unit_key = (each.load([at]).broadcast() for each in factors)
         expected = [total * (decay * unit_key) for total in self._sum(matrices[0], at, key)]
         values = [self._x.load_vector([at, column + lane + 2 * sizes.keys]) for lane in lanes]
         pairs = zip(values, expected, strict=True)
@@ -109,6 +134,7 @@ class _Item:
         lanes = range(0, self._kind.columns, LANES)
 
         def add(index: Value, sums: list[Value]) -> list[Value]:
+            self._prefetch(index, 0)
             out: list[Value] = []
             for part in range(SUMS):
                 k = self._x.load([at, key + index + part]).broadcast()
@@ -126,6 +152,7 @@ class _Item:
         lanes, key = range(0, self._kind.columns, LANES), query + self._kind.sizes.keys
 
         def add(index: Value, sums: list[Value]) -> list[Value]:
+            self._prefetch(index, 1)
             out: list[Value] = []
             for part in range(SUMS):
                 k, q = (self._x.load([at, first + index + part]).broadcast() for first in (key, query))
@@ -138,6 +165,15 @@ class _Item:
 
         return self._summed(add)
 
+    def _prefetch(self, index: Value, half: int) -> None:
+        """Prefetch a share of the matrix that is read next, the first or the second half of which are a loop's."""
+        if self._following is None:
+            return
+        columns = self._kind.columns
+        first = self._following + index * (columns // 2) + half * (self._kind.sizes.key_dim * columns // 2)
+        for line in range(0, SUMS * columns // 2, LANES):
+            self._states.state.prefetch([first + line])
+
     def _summed(self, add: Callable[[Value, list[Value]], list[Value]]) -> list[Value]:
         """Loop over the lanes of a key, and return the sum of each of the item's vectors."""
         vectors = self._kind.columns // LANES
@@ -148,12 +184,12 @@ class _Item:
         ]
 
 
-def _inverse_length(code: Code, x: Memory, row: Value, first: Value, width: int) -> Value:
-    """Return 1 / sqrt(sum(x^2) + EPS) of `width` values of a row, in every lane of a vector."""
+def _squares(code: Code, x: Memory, row: Value, first: Value, width: int) -> Value:
+    """Return the sum of the squares of `width` values of a row."""
 
     def add(column: Value, sums: list[Value]) -> list[Value]:
         value = x.load_vector([row, first + column])
         return [fma(value, value, sums[0])]
 
     (squares,) = code.loop(0, width, [code.floats(0.0)], add, LANES)
-    return (1.0 / sqrt(squares.sum_lanes() + EPS)).broadcast()
+    return squares.sum_lanes()

@@ -26,6 +26,8 @@ class SelectiveState:
     shape: StateShape
     sizes: Mamba2
     threads: int
+    scattered: bool = False
+    """Rows are of different slots, whose states are in memory: the next one is prefetched."""
 
     @property
     def columns(self) -> int:
@@ -70,33 +72,48 @@ class _Lanes:
         self._kind, self._code = kind, kernel.code
         self._x = kernel.input("x", (rows, sizes.channels), "f32")
         self._projected = kernel.input("projected", (rows, sizes.projected), "f32")
-        self._decay, self._bias, self._skip = (
+        self._head_decay, self._bias, self._skip = (
             kernel.input(name, (sizes.heads,), "f32") for name in ("decay", "bias", "skip")
         )
         self._states = StateRows(kind.shape, kernel, live=live)
         self._out = kernel.output("out", (rows, sizes.inner), "f32")
+        self._times, self._decays = (self._code.allocate((-(-rows // LANES) * LANES,), "f32") for _ in range(2))
+        self._following: Value | None = None
 
     def write(self, number: Value) -> None:
         """Write the code for an item, of all rows."""
-        sizes, columns = self._kind.sizes, self._kind.columns
-        head = number // (sizes.head_dim // columns)
-        rate, bias, skip = (each.load([head]).broadcast() for each in (self._decay, self._bias, self._skip))
-        rate = exp(rate)
-        matrix = number * (sizes.state * columns) + (sizes.taps - 1) * sizes.channels
+        code, sizes, columns = self._code, self._kind.sizes, self._kind.columns
+        head, size = number // (sizes.head_dim // columns), sizes.state * columns
+        matrix = number * size + (sizes.taps - 1) * sizes.channels
+        skip = self._skip.load([head]).broadcast()
+        self._write_factors(head)
 
         def row(at: Value, before: Value, after: Value) -> None:
-            time = self._time_step(at, head, bias)
-            self._row(at, (before + matrix, after + matrix), (number, head), time, exp(-(rate * time)), skip)
+            if self._kind.scattered:
+                self._following = self._states.following(code, at, size) + matrix
+            time, decay = (each.load([at]).broadcast() for each in (self._times, self._decays))
+            self._row(at, (before + matrix, after + matrix), (number, head), time, decay, skip)
 
-        self._states.write(self._code, row)
+        self._states.write(code, row)
 
-    def _time_step(self, at: Value, head: Value, bias: Value) -> Value:
-        """Return a row's step of a head, in every lane of a vector."""
-        sizes = self._kind.sizes
-        least, most = sizes.step_limit
-        time = softplus(self._projected.load([at, head + (sizes.inner + sizes.channels)]).broadcast() + bias)
-        time = time.maximum(least) if least else time
-        return time if math.isinf(most) else time.minimum(most)
+    def _write_factors(self, head: Value) -> None:
+        """Write the steps and the decays of all rows of a head: of 16 rows at a time, so that no row waits for them."""
+        code, sizes = self._code, self._kind.sizes
+        rate, bias = exp(self._head_decay.load([head]).broadcast()), self._bias.load([head]).broadcast()
+
+        def row(at: Value) -> None:
+            self._times.store(self._projected.load([at, head + (sizes.inner + sizes.channels)]), [at])
+
+        def several(at: Value) -> None:
+            least, most = sizes.step_limit
+            time = softplus(self._times.load_vector([at]) + bias)
+            time = time.maximum(least) if least else time
+            time = time if math.isinf(most) else time.minimum(most)
+            self._times.store(time, [at])
+            self._decays.store(exp(-(rate * time)), [at])
+
+        code.repeat(0, self._states.count(code), row)
+        code.repeat(0, self._states.count(code), several, LANES)
 
     def _row(
         self,
@@ -127,6 +144,8 @@ class _Lanes:
 
         def add(index: Value, totals: list[Value]) -> list[Value]:
             out: list[Value] = []
+            for line in range(0, sums * columns if self._following is not None else 0, LANES):
+                self._states.state.prefetch([self._following + index * columns + line])
             for part in range(sums):
                 weight, reads = (self._x.load([at, first + index + part]).broadcast() for first in (b, c))
                 before, after = (matrix + (index + part) * columns for matrix in matrices)

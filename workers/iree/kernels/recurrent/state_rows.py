@@ -36,12 +36,13 @@ class StateRows:
         self.state: Memory = kernel.in_place("state", values, "f32", (shape.states * shape.state_values,))
         self._live = kernel.input("live", (1,), "i32") if live else None
 
+    def count(self, code: Code) -> Value:
+        """Return how many rows there are, an index: padding may be among them."""
+        return code.index(self._shape.rows) if self._live is None else live_rows(self._live, self._shape.rows)
+
     def write(self, code: Code, body: RowBody) -> None:
         """Write `body` for every row that is not padding, in order. Several may be of one slot."""
-        rows, width = code.index(self._shape.rows), self._shape.state_values
-        if self._live is not None:
-            rows = live_rows(self._live, self._shape.rows)
-        offset = self._offset.load_index([0])
+        width, offset = self._shape.state_values, self._offset.load_index([0])
 
         def row(number: Value) -> None:
             before, after = (self._places.load_index([side, number]) for side in range(2))
@@ -50,4 +51,12 @@ class StateRows:
                 before < self._shape.states, lambda: body(number, before * width + offset, after * width + offset)
             )
 
-        code.repeat(0, rows, row)
+        code.repeat(0, self.count(code), row)
+
+    def following(self, code: Code, row: Value, item: int) -> Value:
+        """Return where the state that is read next begins, if an item of `item` values is computed for all rows, and
+        the next item for all rows after it. It is no place in memory if the next row is padding."""
+        again = (row + 1).equals(self.count(code))
+        number = again.select(code.index(0), row + 1)
+        place = self._places.load_index([0, number]) * self._shape.state_values + self._offset.load_index([0])
+        return place + again.select(code.index(item), code.index(0))
