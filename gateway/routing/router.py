@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
@@ -166,11 +167,11 @@ class Router(Actor[WorkerNotice | Terminated]):
 
         try:
             client = client_name(client, fairness_id)
-            group.sequences = sequences = self._sequences(group, request, tenant, limits, client)
-            at_once = self._at_once(request)
-            group.later.extend(sequences[at_once:])
-            group.advance = partial(self._admit_later, limits.queue_s)
-            refusal = self._placement.admit(model, sequences[:at_once])
+            made = self._sequences(group, request, tenant, limits, client)
+            sequences = list(itertools.islice(made, self._at_once(request)))
+            group.sequences = sequences
+            group.begin_later(made, len(request.sequences) - len(sequences), partial(self._admit_later, limits.queue_s))
+            refusal = self._placement.admit(model, sequences)
         except BaseException:  # a bug: nothing of it lives, and nothing else would release the body
             body.release()
             raise
@@ -195,16 +196,16 @@ class Router(Actor[WorkerNotice | Terminated]):
         tenant: Callable[[str], str],
         limits: RequestTimeLimits,
         client: str,
-    ) -> list[LiveSequence]:
-        """Make the sequences of a request. `tenant` returns that of a `cache_salt`."""
+    ) -> Iterator[LiveSequence]:
+        """Make the sequences of a request, one after the other. `tenant` returns that of a `cache_salt`."""
         now, per_prompt = self._clock(), request.output.per_prompt
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
         prefixes = [PromptPrefix() for _ in estimated]
         priority_class = self._class_of(key_of_client(client))
         urgency = Urgency.of(priority_class, request.priority)
-        return [
-            LiveSequence(
+        for index, each in enumerate(request.sequences):
+            yield LiveSequence(
                 replace(
                     self._submit(group, each, tenant(each.cache_salt), request.adapter, limits),
                     priority_class=priority_class,
@@ -217,8 +218,6 @@ class Router(Actor[WorkerNotice | Terminated]):
                 terms=AdmissionTerms(client, estimated[index // per_prompt], urgency, queue_until),
                 prefix=prefixes[index // per_prompt],
             )
-            for index, each in enumerate(request.sequences)
-        ]
 
     def _at_once(self, request: GenerationRequest) -> int:
         """Return how many sequences of a request are admitted with it."""
@@ -308,7 +307,7 @@ class Router(Actor[WorkerNotice | Terminated]):
     def _detach(self, group: RequestGroup) -> list[LiveSequence]:
         """Remove the live sequences of a request from their workers, or from the queue."""
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
-        group.later.clear()
+        group.drop_later()
         for sequence in sequences:
             self._placement.exempt_workers(sequence)
         on_workers: dict[str, list[LiveSequence]] = {}

@@ -15,7 +15,10 @@ import pytest
 
 from gateway.generation.pooled.texts import MAX_INPUTS
 from gateway.keys.record import KeyLimits, KeyRecord
+from protocol.errors import ErrorCode
 from tests.gateway.harness.engines import WIDTH, EngineWorker
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.serving import serving
 from tests.gateway.openai.embeddings.stepped import stepped
 
 pytestmark = pytest.mark.anyio
@@ -160,6 +163,29 @@ async def test_a_client_that_leaves_ends_its_texts() -> None:
         await served.until(lambda: served.router.is_idle)
         assert len(served.worker.submits) < 500
         assert len(vectors(await post(served.client, input="a"))) == 1
+
+
+async def test_texts_that_no_worker_gets_are_never_made() -> None:
+    """A batch is neither made nor cancelled in one turn of the event loop: only what is admitted exists."""
+    async with serving(make=lambda name: FakeWorker(name, slots=4)) as served:
+        for ending in ("client leaves", "text fails"):
+            with anyio.move_on_after(10) as scope:
+                async with anyio.create_task_group() as group:
+                    body = {"model": "tiny", "input": ["a"] * MAX_INPUTS}
+                    group.start_soon(lambda body=body: served.client.post(URL, json=body))
+                    await served.until(lambda: served.router.sequences() != [])
+                    assert len(served.router.sequences()) == 32
+                    if ending == "client leaves":
+                        scope.cancel()
+                    else:
+                        served.worker.fail(served.router.sequences()[0].submit.stream, ErrorCode.INTERNAL)
+            await served.until(lambda: served.router.is_idle)
+            for submit in served.worker.submits:  # which may still read the texts until then
+                served.worker.finish(submit.stream)
+            await served.until(lambda: not served.router.bodies.held)
+        text = (await served.client.get("/metrics")).text
+        ends = [line for line in text.splitlines() if line.startswith("baton_sequences_ended_total{")]
+        assert sum(float(line.rpartition(" ")[2]) for line in ends) == 64
 
 
 async def test_keys_are_charged_for_tokens(tmp_path: Path) -> None:
