@@ -254,6 +254,17 @@ class Router(Actor[WorkerNotice | Terminated]):
             query = dataclasses.replace(query, model=model)
         return await self._queries.ask(query, request_id)
 
+    async def described(self, model: str) -> None:
+        """Wait until the features of a model are known, which loads it. Raises `RequestError` if no worker comes."""
+        model = self.canonical(model)
+        if self._draining:
+            raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
+        if not self.pool.has(model):
+            raise self.no_model(model)
+        await self._queries.described(model)
+        if self.capabilities(model) is None:
+            raise self._error(ErrorCode.UNAVAILABLE, self.pool.excuse(model))
+
     def _submit(
         self, group: RequestGroup, wanted: SequenceRequest, tenant: str, adapter: str, limits: RequestTimeLimits
     ) -> Submit:

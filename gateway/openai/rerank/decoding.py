@@ -1,6 +1,7 @@
 """Decodes bodies of `/v1/rerank`, and those of `/v1/score` that compare texts."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -61,7 +62,8 @@ class ComparisonDecoder:
             cache_salt=body.cache_salt or "",
         )
         answer = RerankAnswer(scores, body.top_n, documents if body.return_documents else None)
-        return Decoded(request, answer, prepare=scores.prepare)
+        again = partial(self.rerank, raw) if self._unknown(body.model) else None
+        return Decoded(request, answer, prepare=scores.prepare, once_loaded=again)
 
     def score(self, body: ScoreBody, size: int) -> Decoded:
         """Return the request of a body of `/v1/score`, of `size` bytes, that has `text_1` or `text_2`."""
@@ -89,7 +91,8 @@ class ComparisonDecoder:
             size=size,
             cache_salt=body.cache_salt or "",
         )
-        return Decoded(request, ComparisonAnswer(scores), prepare=scores.prepare)
+        again = partial(self.score, body, size) if self._unknown(body.model) else None
+        return Decoded(request, ComparisonAnswer(scores), prepare=scores.prepare, once_loaded=again)
 
     def _compared(
         self,
@@ -144,11 +147,15 @@ class ComparisonDecoder:
         )
         return request, PairScores([(places[first], places[second]) for first, second in pairs])
 
+    def _unknown(self, model: str) -> bool:
+        """Return whether it is not known yet what a model can do: no worker has loaded it."""
+        return self._router.capabilities(self._router.canonical(model)) is None
+
     def _scores_pairs(self, model: str) -> bool:
         """Return whether workers score pairs of texts, rather than that their embeddings are compared. Raises
         `RequestError` for a model that can do neither."""
         known = self._router.capabilities(self._router.canonical(model))
-        if known is None:  # not loaded yet: a worker that makes no embeddings refuses the request
+        if known is None:  # the body is decoded again once the model is loaded
             return False
         if not known.pairs and not known.vector_width:
             text = f"the model {model!r} neither scores pairs of texts nor makes embeddings: choose another one"

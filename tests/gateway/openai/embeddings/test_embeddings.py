@@ -99,8 +99,8 @@ async def test_the_openai_client_embeds_the_largest_batch() -> None:
         ({"input": "a", "prompt_name": "other"}, "prompt_name", "document, query"),
         ({"input": "a", "input_type": "other"}, "input_type", "document, query"),
         ({"input": "a", "input_type": "query", "prompt_name": "document"}, "input_type", "differ"),
-        ({"input": "a", "messages": []}, "messages", "not supported"),
-        ({}, "input", ""),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "send the text in `input`"),
+        ({}, "input", "required"),
     ],
 )
 async def test_refusals_name_the_field_and_the_place(fields: dict[str, Any], param: str, text: str) -> None:
