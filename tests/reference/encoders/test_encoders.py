@@ -18,7 +18,7 @@ from workers.pooling.checkpoint_pooling import CheckpointPooling
 from workers.pooling.classifier import Classifier
 
 pytestmark = pytest.mark.reference
-COMPILED = ("bert", "modernbert")
+COMPILED = ("bert", "gemma3_text", "modernbert")
 """Families whose graphs are compiled in each run: the others are combinations of what these have."""
 CASES = [
     pytest.param(backend, family, marks=[pytest.mark.exhaustive] * (backend == "iree" and family not in COMPILED))
@@ -48,15 +48,22 @@ def reference(path: Path, chunks: Sequence[Chunk], kind: str = "AutoModel") -> l
     import torch
     import transformers
 
-    model = getattr(transformers, kind).from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    made: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    causal = read_encoder(path).family == "llama_bidirec"  # transformers has the decoder alone
+    if causal:
+        fields = json.loads((path / "config.json").read_text()) | {"model_type": "llama"}
+        made["config"], kind = transformers.LlamaConfig.from_dict(fields), "LlamaModel"
+    model = getattr(transformers, kind).from_pretrained(path, **made).eval()
     found = []
     for chunk in chunks:
         types: dict[str, Any] = {}
+        if causal:
+            types["attention_mask"] = torch.zeros(1, 1, len(chunk.tokens), len(chunk.tokens))
         if chunk.token_types is not None:
             types["token_type_ids"] = torch.tensor([chunk.token_types])
         with torch.no_grad():
             out = model(torch.tensor([chunk.tokens]), **types)
-        found.append((out.last_hidden_state if kind == "AutoModel" else out.logits)[0].numpy())
+        found.append((out.logits if "logits" in out else out.last_hidden_state)[0].numpy())
     return found
 
 
@@ -67,7 +74,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, cache_dir: Path
     runner = load(path, backend, cache_dir)
     try:
         for ours, theirs in zip(runner.hidden(chunks), reference(path, chunks), strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=ERROR)
+            np.testing.assert_allclose(ours, theirs, rtol=ERROR, atol=ERROR)
     finally:
         runner.close()
 

@@ -157,6 +157,11 @@ class ModelConfig:
         """Read `config.json`, or the metadata of a GGUF file. Raises `CheckpointError` for what is missing, malformed
         or not supported, and `PluginRefused` for a family whose plug-in cannot be used."""
         fields, _ = unwrap(read_fields(path))
+        return cls.from_fields(fields, families)
+
+    @classmethod
+    def from_fields(cls, fields: Fields, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
+        """Read the fields of a language model. Raises what `from_dir` raises."""
         return _read(fields, families_for(fields, families))
 
     @classmethod
