@@ -95,7 +95,9 @@ def make_encoder(directory: Path, family: str, *, labels: int = 0, **fields: Any
     for name, shape in shapes.items():
         sample = random.standard_normal(shape, np.float32)
         norm = name.endswith("weight") and len(shape) == 1
-        values[name] = 1 - config.norm_offset + sample / 8 if norm else sample / (1 if len(shape) == 1 else shape[-1] ** 0.5)
+        values[name] = (
+            1 - config.norm_offset + sample / 8 if norm else sample / (1 if len(shape) == 1 else shape[-1] ** 0.5)
+        )
     write_safetensors(directory / "model.safetensors", values)
     return directory
 

@@ -27,7 +27,9 @@ MODE_FIELDS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 """The modes by the fields with which they are chosen."""
-MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+LOGIT_SCORE = "LogitScore"
+"""The module of a reranker that scores by logits, in place of a pooling."""
+MODULES = ("Transformer", "Pooling", "Dense", "Normalize", LOGIT_SCORE)
 ACTIVATIONS = ("Identity", "Tanh")
 MAX_TOKENS = 1 << 24
 MAX_WIDTH = 1 << 16
@@ -74,8 +76,10 @@ class CheckpointPooling:
         file = path / "modules.json"
         if not file.exists():
             return cls(Pooling(default), (), prompts, default_prompt, _max_tokens(path))
-        modules = _modules(file)
+        modules = modules_of(file)
         kinds = [kind for kind, _ in modules]
+        if not set(kinds) - {"Transformer", LOGIT_SCORE}:  # a cross-encoder
+            return cls(Pooling(default), (), prompts, default_prompt, _max_tokens(path))
         if "Pooling" not in kinds:
             raise CheckpointError(file, "type", "has no Pooling module")
         normalized = "Normalize" in kinds
@@ -96,8 +100,8 @@ class CheckpointPooling:
         return pooled
 
 
-def _modules(file: Path) -> list[tuple[str, str]]:
-    """Read the class, without its package, and the folder of each module."""
+def modules_of(file: Path) -> list[tuple[str, str]]:
+    """Read modules.json: the class, without its package, and the folder of each module. Raises `CheckpointError`."""
     try:
         listed = json.loads(read_text(file, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:

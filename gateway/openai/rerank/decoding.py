@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from gateway.errors import RequestError, invalid
-from gateway.generation.field_names import FieldNames
+from gateway.generation.field_names import FieldNames, same_names
 from gateway.generation.pooled.texts import input_names, pooled_request
 from gateway.generation.request import GenerationRequest
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
@@ -33,9 +33,9 @@ OPTIONS: NeutralValues = {
     "use_activation": (True,),
 }
 """The values of options that change nothing, besides `null`."""
-RERANK = FieldNames({"prompt": "documents", "messages": "documents"})
+RERANK = FieldNames({"prompt": "documents", "messages": "documents"} | same_names("instruction"))
 """The names of fields in errors."""
-SCORE = FieldNames({"prompt": "text_2", "messages": "text_2"})
+SCORE = FieldNames({"prompt": "text_2", "messages": "text_2"} | same_names("instruction"))
 
 
 class ComparisonDecoder:
@@ -56,7 +56,7 @@ class ComparisonDecoder:
             body.model,
             [(body.query, each) for each in documents],
             [("query", each) for each in names],
-            Pooled(truncate=truncation(body.truncate_prompt_tokens)),
+            Pooled(truncate=truncation(body.truncate_prompt_tokens), instruction=body.instruction or ""),
             fields=RERANK,
             size=len(raw),
             cache_salt=body.cache_salt or "",
@@ -86,7 +86,7 @@ class ComparisonDecoder:
             body.model,
             list(zip(firsts * repeat, seconds, strict=True)),
             list(zip(names[0] * repeat, names[1], strict=True)),
-            Pooled(truncate=truncation(body.truncate_prompt_tokens)),
+            Pooled(truncate=truncation(body.truncate_prompt_tokens), instruction=body.instruction or ""),
             fields=SCORE,
             size=size,
             cache_salt=body.cache_salt or "",
@@ -127,6 +127,10 @@ class ComparisonDecoder:
                 cache_salt=cache_salt,
             )
             return request, PairScores(None)
+        if pooled.instruction and not self._unknown(model):
+            text = "`instruction`: the model compares embeddings, which take none: leave it out"
+            raise invalid("instruction", text, ErrorCode.UNSUPPORTED)
+        pooled = msgspec.structs.replace(pooled, instruction="")
         # Each text once, whatever the number of its pairs.
         places: dict[str, int] = {}
         own_names: list[str] = []

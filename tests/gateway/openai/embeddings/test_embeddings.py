@@ -2,24 +2,28 @@
 
 import base64
 import struct
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import httpx
+import numpy as np
 import openai
 import pytest
+from numpy.typing import NDArray
 
 from gateway.generation.pooled.texts import MAX_INPUTS
 from gateway.keys.record import KeyLimits, KeyRecord
 from protocol.errors import ErrorCode
-from tests.gateway.harness.engines import WIDTH, EngineWorker
+from tests.gateway.harness.engines import LETTERS, WIDTH, EngineWorker
 from tests.gateway.harness.fakes import FakeWorker
 from tests.gateway.harness.serving import serving
 from tests.gateway.openai.embeddings.stepped import stepped
+from workers.engine.runner import Chunk
+from workers.scripted.runner import ScriptedRunner
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/embeddings"
@@ -208,3 +212,22 @@ async def test_texts_are_counted_by_metrics() -> None:
         text = (await served.client.get("/metrics")).text
         lines = [line for line in text.splitlines() if 'path="/v1/embeddings"' in line or "prompt_tokens_sum" in line]
         assert any("prompt_tokens_sum" in line and line.endswith(" 5.0") for line in lines), lines
+
+
+class NotFiniteRunner(ScriptedRunner):
+    """The hidden states of texts that begin with z are not finite."""
+
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        states = super().hidden(chunks)
+        return [
+            rows * np.nan if chunk.tokens[0] == ord("z") else rows for chunk, rows in zip(chunks, states, strict=True)
+        ]
+
+
+async def test_numbers_that_are_not_finite_are_an_error() -> None:
+    """Never a null among the numbers of a vector; other texts are computed."""
+    async with stepped(runner=lambda: NotFiniteRunner(slots=4, hidden_width=WIDTH, alphabet=LETTERS)) as served:
+        for given in ("z", ["a", "z"]):
+            response = await served.client.post(URL, json={"model": "tiny", "input": given})
+            assert (response.status_code, response.json()["error"]["code"]) == (500, "not_finite"), response.text
+        assert len(vectors(await post(served.client, input=["a", "b"]))) == 2
