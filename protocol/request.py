@@ -285,7 +285,7 @@ class Pooled(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     prompt: Label = ""
     """The name of a prompt of the checkpoint that is put before a text; empty for the checkpoint's default."""
     instruction: Annotated[str, Meta(max_length=MAX_INSTRUCTION)] = ""
-    """What a model is to judge a pair of texts by; empty for the checkpoint's default."""
+    """The text by which a model judges a pair of texts; empty for that of the checkpoint."""
 
 
 class Grammar(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

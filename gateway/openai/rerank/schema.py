@@ -11,7 +11,7 @@ from gateway.openai.ignored import Label
 from protocol.bounds import MAX_INSTRUCTION, MAX_NAME, Name, Text
 
 Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION)]
-"""What a decoder judges a pair by, in place of the instruction of its checkpoint."""
+"""The text by which a decoder judges a pair, in place of that of its checkpoint."""
 
 
 class RerankDocument(Struct, forbid_unknown_fields=True):

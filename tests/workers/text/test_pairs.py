@@ -86,7 +86,7 @@ def test_bytes() -> None:
 def test_case_and_accents_are_those_of_transformers(
     tmp_path: Path, name: str | None, fields: dict[str, bool], stored: bool
 ) -> None:
-    """What tokenizer_config.json says of BERT's tokenizers counts, and tokenizer.json for other classes."""
+    """Those of BERT's tokenizers are in tokenizer_config.json, and in tokenizer.json for other classes."""
     import transformers
 
     library = wordpiece(tmp_path)

@@ -51,7 +51,7 @@ class EncoderConfig:
     norm_offset: float = 0.0
     """Added to the stored weights of norms."""
     norms_around: bool = False
-    """What attention and the MLP add to the residual stream is normed as well."""
+    """Norms are behind attention and MLP as well, before the residual sum."""
     head_norms: bool = False
     """Queries and keys have RMS norms, with weights that heads share."""
     embedding_norm: bool = True
