@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.checkpoints.architectures.config import CLASSIFIER
+from workers.checkpoints.documents import find_document
 from workers.checkpoints.json_files import MAX_CONFIG_BYTES, CheckpointError, read_json, read_text
 from workers.checkpoints.weights import SafetensorsWeights
 from workers.pooling.pooling import Pooling, PoolingKind
@@ -78,7 +80,7 @@ class CheckpointPooling:
             return cls(Pooling(default), (), prompts, default_prompt, _max_tokens(path))
         modules = modules_of(file)
         kinds = [kind for kind, _ in modules]
-        if not set(kinds) - {"Transformer", LOGIT_SCORE}:  # a cross-encoder
+        if kinds == ["Transformer", LOGIT_SCORE] or (kinds == ["Transformer"] and _classifies(path)):
             return cls(Pooling(default), (), prompts, default_prompt, _max_tokens(path))
         if "Pooling" not in kinds:
             raise CheckpointError(file, "type", "has no Pooling module")
@@ -98,6 +100,12 @@ class CheckpointPooling:
         for module in self.dense:
             pooled = module.apply(pooled)
         return pooled
+
+
+def _classifies(path: Path) -> bool:
+    """Return whether the model is a cross-encoder, which has no pooling."""
+    names = (find_document(path, "config.json") or {}).get("architectures")
+    return isinstance(names, list) and any(str(name).endswith(CLASSIFIER) for name in names)
 
 
 def modules_of(file: Path) -> list[tuple[str, str]]:

@@ -67,8 +67,8 @@ class CheckpointTokenizer:
         config_file = document_file(path, "tokenizer_config.json")
         config = find_document(path, "tokenizer_config.json") or {}
         family = (find_document(path, "config.json") or {}).get("model_type")
-        description = read_document(path, "tokenizer.json", MAX_TABLE_BYTES)
-        description = with_bert_normalizer(description, config_file, config, family)
+        stated = read_document(path, "tokenizer.json", MAX_TABLE_BYTES)
+        description = with_bert_normalizer(stated, config_file, config, family)
         try:
             library = tokenizers.Tokenizer.from_str(json.dumps(with_stated_ids(file, description)))
         except Exception as error:  # the library raises bare Exception
