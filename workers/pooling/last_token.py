@@ -102,11 +102,14 @@ def _logit_tokens(path: Path, fields: Fields, tokenizer: Tokenizer | None) -> Se
     if LOGIT_SCORE in modules:
         own = path / modules[LOGIT_SCORE] / "config.json"
         stated = read_json(own)
-        found = [stated.get("true_token_id"), stated.get("false_token_id")]
-        tokens = [each for number, each in enumerate(found) if not (number and each is None)]
-        for name, token in zip(("true_token_id", "false_token_id"), tokens, strict=False):
+        tokens: list[int] = []
+        for name in ("true_token_id", "false_token_id"):
+            token = stated.get(name)
+            if token is None and tokens:  # the logit of one token is the score
+                continue
             if not isinstance(token, int) or isinstance(token, bool):
                 raise CheckpointError(own, name, f"{token!r} is not the id of a token")
+            tokens.append(token)
         return tokens
     words = fields.get(TOKENS)
     if words is None:

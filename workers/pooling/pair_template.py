@@ -48,8 +48,8 @@ class PairTemplate:
         kept = [len(each) for each in own]
         while len(tokens) > most and any(kept):
             kept = _shorter(kept, len(tokens) - most)
-            cut = zip((query, document), own, kept, strict=True)
-            texts = [text if count == len(ids) else _beginning(tokenizer, ids, count) for text, ids, count in cut]
+            pairs = zip((query, document), own, kept, strict=True)
+            texts = [text if count == len(ids) else _beginning(tokenizer, ids, count) for text, ids, count in pairs]
             tokens = self._encoded(tokenizer, texts, instruction)
         return tokens
 

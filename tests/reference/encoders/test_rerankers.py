@@ -186,10 +186,10 @@ def test_scores_are_those_of_transformers(tmp_path: Path, cache_dir: Path, backe
         # The end of the longer text is left out, and the form around the texts stays.
         whole = tokens_of(path, kind, LONG)
         room = len(tokens_of(path, kind, "a")) + 40
-        cut = model.tokens(LONG, truncate=room)
-        assert room - 4 <= len(cut) <= room < len(whole)
-        same = next(at for at, (one, other) in enumerate(zip(cut, whole, strict=False)) if one != other)
-        assert list(cut[same:]) == whole[-(len(cut) - same) :]
+        truncated = model.tokens(LONG, truncate=room)
+        assert room - 4 <= len(truncated) <= room < len(whole)
+        same = next(at for at, (one, other) in enumerate(zip(truncated, whole, strict=False)) if one != other)
+        assert list(truncated[same:]) == whole[-(len(truncated) - same) :]
         with pytest.raises(PromptRefused, match="without the texts"):
             model.tokens(LONG, truncate=3)
     finally:

@@ -6,7 +6,7 @@ config.json has the fields of the decoder, which describe everything else.
 from collections.abc import Mapping
 from typing import Any
 
-from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.architectures.config import CLASSIFIER, ModelConfig
 from workers.checkpoints.architectures.families import FAMILIES
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.encoders.config import EncoderConfig, EncoderLayer
@@ -31,12 +31,13 @@ def read_bidirectional(fields: Fields, family: str) -> EncoderConfig:
     pooling = fields.get("pooling")
     if pooling is not None and pooling not in POOLINGS:
         raise fields.error("pooling", f"{pooling!r} is not supported, only {', '.join(POOLINGS)}")
+    names = fields.get("architectures")
+    if isinstance(names, list) and any(str(name).endswith(CLASSIFIER) for name in names):
+        raise fields.error("architectures", f"{names!r} is not supported: such models make embeddings, and no scores")
     decoder = DECODERS[family]
     named = {"model_type": decoder, "architectures": [FAMILIES[decoder].architecture]}
     inner = Fields(fields.file, {**fields.without((SWITCH, "pooling", "temperature")).values, **named})
     config = ModelConfig.from_fields(inner)
-    if config.attention_cap is not None:
-        raise fields.error("attn_logit_softcapping", "is not supported for encoders, only null")
     for rope in config.ropes:
         if rope.dims != config.head_dim or rope.frequencies(config.max_positions)[1] != 1:
             raise fields.error("rope_parameters", "are not supported: encoders rotate all lanes, without a factor")
