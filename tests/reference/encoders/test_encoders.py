@@ -123,7 +123,7 @@ def test_vectors_are_those_of_the_formulas_of_sentence_transformers(tmp_path: Pa
     folders: list[tuple[str, dict[str, Any]]] = [("1_Pooling", pooling)]
     layers = []
     for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), 2):
-        fields = {"in_features": inputs, "out_features": outputs, "bias": not gemma}
+        fields: dict[str, Any] = {"in_features": inputs, "out_features": outputs, "bias": not gemma}
         fields |= {"activation_function": "torch.nn.modules.linear.Identity"} if gemma else {}
         folders.append((f"{number}_Dense", fields))
         weights = {"linear.weight": random.standard_normal((outputs, inputs), np.float32)}

@@ -4,6 +4,7 @@ import base64
 import struct
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ async def test_texts_that_no_worker_gets_are_never_made() -> None:
             with anyio.move_on_after(10) as scope:
                 async with anyio.create_task_group() as group:
                     body = {"model": "tiny", "input": ["a"] * MAX_INPUTS}
-                    group.start_soon(lambda body=body: served.client.post(URL, json=body))
+                    group.start_soon(partial(served.client.post, URL, json=body))
                     await served.until(lambda: served.router.sequences() != [])
                     assert len(served.router.sequences()) == 32
                     if ending == "client leaves":
@@ -231,3 +232,19 @@ async def test_numbers_that_are_not_finite_are_an_error() -> None:
             response = await served.client.post(URL, json={"model": "tiny", "input": given})
             assert (response.status_code, response.json()["error"]["code"]) == (500, "not_finite"), response.text
         assert len(vectors(await post(served.client, input=["a", "b"]))) == 2
+
+
+async def test_a_draining_gateway_finishes_the_batch_that_it_has() -> None:
+    """Texts that no worker has yet are computed as well, and further requests are refused."""
+    async with stepped() as served:
+        texts = [f"text {number}" for number in range(80)]
+
+        async def drain() -> None:
+            await served.until(lambda: 34 < len(served.worker.submits) < 80)
+            served.router.drain_nowait()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(drain)
+            assert len(vectors(await post(served.client, input=texts))) == 80
+        refused = await served.client.post(URL, json={"model": "tiny", "input": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
