@@ -54,6 +54,8 @@ MAX_IMAGES_PIXELS = 160_000_000
 IMAGE_DIGEST_BYTES = 16
 MAX_VECTOR_WIDTH = 65_536
 """Numbers of an embedding, or of the scores of a text."""
+MAX_INSTRUCTION = 4096
+"""Characters of an instruction by which pairs of texts are judged."""
 MAX_POOLING_PROMPTS = 64
 """Prompts that a checkpoint has by name for texts that are embedded."""
 ROWS_DIGEST_BYTES = 16

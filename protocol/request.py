@@ -20,6 +20,7 @@ from protocol.bounds import (
     MAX_IMAGE_SIDE,
     MAX_IMAGES,
     MAX_IMAGES_PIXELS,
+    MAX_INSTRUCTION,
     MAX_MESSAGES,
     MAX_PENALTY,
     MAX_PIN_S,
@@ -283,6 +284,8 @@ class Pooled(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """Add the tokens that the model expects around a text."""
     prompt: Label = ""
     """The name of a prompt of the checkpoint that is put before a text; empty for the checkpoint's default."""
+    instruction: Annotated[str, Meta(max_length=MAX_INSTRUCTION)] = ""
+    """The text by which a model judges a pair of texts; empty for that of the checkpoint."""
 
 
 class Grammar(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

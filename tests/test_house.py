@@ -112,7 +112,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "text": {"checkpoints"},
         "prefix_store": set(),
         "vision": {"errors", "precision", "checkpoints"},
-        "pooling": {"errors", "checkpoints"},
+        "pooling": {"errors", "checkpoints", "text"},
         "engine": {"errors", "sampling", "prefix_store", "vision", "pooling"},
         "output_formats": {"errors", "text", "engine"},
         "grammar": {"errors", "checkpoints", "sampling", "text", "engine", "output_formats"},

@@ -19,6 +19,7 @@ FIELDS = (
     "dry_range",
     "dry_sequence_breakers",
     "frequency_penalty",
+    "instruction",
     "logit_bias",
     "logprobs",
     "max_tokens",

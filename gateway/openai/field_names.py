@@ -21,7 +21,7 @@ _SEVERAL = {
     "typical_p": TYPICAL_NAMES,
 }
 _OWN = same_names(*FIELDS) | {"dry_range": "dry_penalty_last_n"}
-_NO_FIELDS = ("deadline_ms", "dimensions", "prompt_name", "resume", "stream", "tokens")
+_NO_FIELDS = ("deadline_ms", "dimensions", "instruction", "prompt_name", "resume", "stream", "tokens")
 """Names of workers for what no client sends."""
 
 

@@ -93,15 +93,23 @@ class LiveRequest(ABC):
     def sequence_ended(self, index: int, failure: RequestFailure | None) -> None:
         """Note that a sequence ended, maybe with a failure."""
         self._ready[index] = None
-        self._live -= 1
-        if not self._live:
-            self.body.release()
-            if self._on_ended is not None:
-                self._on_ended()
+        self._ended(1)
         self.failure = self.failure or failure
         if self.streamed or self.ended:
             self._changed = True
             self._wake()
+
+    def never_made(self, count: int) -> None:
+        """Note that so many of its sequences are not made any more."""
+        if count:
+            self._ended(count)
+
+    def _ended(self, count: int) -> None:
+        self._live -= count
+        if not self._live:
+            self.body.release()
+            if self._on_ended is not None:
+                self._on_ended()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

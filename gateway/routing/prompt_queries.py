@@ -13,6 +13,7 @@ from actors.supervision.worker import WorkerUnavailable
 from gateway.errors import RequestError
 from gateway.generation.prompt_query import PromptQuery
 from gateway.routing.model_catalog import Activity
+from gateway.routing.model_description import capabilities
 from gateway.routing.placement.placement import Placement
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
@@ -108,13 +109,21 @@ class PromptQueries:
         catalog = self._pool.catalog
         return not self._placement.serves(model) and (catalog.loads(model) or catalog.held(model))
 
+    async def described(self, model: str) -> None:
+        """Wait until a worker has loaded a model, whose features are known from then on, or none will."""
+        await self._wait(model, lambda: capabilities(self._pool, model) is None and self._placement.may_come(model))
+
     async def _loaded(self, model: str) -> None:
         """Wait until a model is served, or will not be: the query then gets its answer, or the reason."""
+        await self._wait(model, lambda: self._awaits(model))
+
+    async def _wait(self, model: str, awaits: Callable[[], bool]) -> None:
+        """Wait for a model, which is loaded for it, as long as it `awaits` that."""
         self._waiting[model] += 1
         self._placement.stirred()
         try:
             with anyio.move_on_after(self._wait_s):
-                while self._awaits(model):
+                while awaits():
                     await self._news.wait()
         finally:
             self._waiting[model] -= 1

@@ -1,8 +1,7 @@
 """The sequences of one request as its client sees them: what they delivered, and the end of all."""
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from gateway.body_budget import HeldBody
 from gateway.generation.delta import OutputDelta, PromptDelta, TokenCounts
@@ -33,8 +32,9 @@ class RequestGroup(LiveRequest):
         release: Callable[["RequestGroup"], None],
     ) -> None:
         super().__init__(request_id, model, output, body, count)
-        self.sequences: Sequence[LiveSequence] = ()
-        """In the order of their index. Set by the router, before they can change; none after `close`."""
+        self.sequences: list[LiveSequence] = []
+        """In the order of their index. Set by the router, before they can change; none after `close`. Those that are
+        made later follow."""
         self.deadline: asyncio.TimerHandle | None = None
         self.room = MAX_TOKENS
         """Tokens that are taken at once. Set by the router."""
@@ -42,10 +42,11 @@ class RequestGroup(LiveRequest):
         """The last `take` has left something."""
         self.on_give_way: Callable[[], None] | None = None
         """Called when the answer has to be ended while it is sent."""
-        self.later: deque[LiveSequence] = deque()
-        """Its sequences that are not admitted yet: one follows when another has ended. Set by the router."""
-        self.advance: Callable[[LiveSequence], None] | None = None
-        """Admits one of them. Set by the router."""
+        self._later: Iterator[LiveSequence] = iter(())
+        """Makes its further sequences: one when another has ended. A request of many is not made in one turn of the
+        event loop."""
+        self._later_count = 0
+        self._advance: Callable[[LiveSequence], None] | None = None
         self._sent: list[Report] = []
         """The log-probabilities of a whole answer, until it was sent."""
         self._with_tokens = output.with_tokens
@@ -82,8 +83,21 @@ class RequestGroup(LiveRequest):
 
     def sequence_ended(self, index: int, failure: RequestFailure | None) -> None:
         super().sequence_ended(index, failure)
-        if self.later and self.advance is not None and self.failure is None:
-            self.advance(self.later.popleft())
+        if self._later_count and self._advance is not None and self.failure is None:
+            sequence = next(self._later)
+            self._later_count -= 1
+            self.sequences.append(sequence)
+            self._advance(sequence)
+
+    def begin_later(self, later: Iterator[LiveSequence], count: int, advance: Callable[[LiveSequence], None]) -> None:
+        """Take over `count` sequences that are not made yet: `advance` admits one when another has ended."""
+        if count:
+            self._later, self._later_count, self._advance = later, count, advance
+
+    def drop_later(self) -> None:
+        """Make no further sequences."""
+        count, self._later_count, self._later = self._later_count, 0, iter(())
+        self.never_made(count)
 
     def give_way(self, failure: RequestFailure) -> None:
         """End it with a failure, and drop what its client has not taken."""
@@ -100,7 +114,7 @@ class RequestGroup(LiveRequest):
         self.cancel_nowait()
         self._discard()
         self._ready.clear()
-        self.sequences = ()  # they refer to it: all would wait for a garbage collection
+        self.sequences = []  # they refer to it: all would wait for a garbage collection
         if self.answer is not None:
             self.answer.release()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
@@ -173,11 +174,11 @@ class Router(Actor[WorkerNotice | Terminated]):
 
         try:
             client = client_name(client, fairness_id)
-            group.sequences = sequences = self._sequences(group, request, tenant, adapter, limits, client)
-            at_once = self._at_once(request)
-            group.later.extend(sequences[at_once:])
-            group.advance = partial(self._admit_later, limits.queue_s)
-            refusal = self._placement.admit(model, sequences[:at_once])
+            made = self._sequences(group, request, tenant, adapter, limits, client)
+            sequences = list(itertools.islice(made, self._at_once(request)))
+            group.sequences = sequences
+            group.begin_later(made, len(request.sequences) - len(sequences), partial(self._admit_later, limits.queue_s))
+            refusal = self._placement.admit(model, sequences)
         except BaseException:  # a bug: nothing of it lives, and nothing else would release the body
             body.release()
             raise
@@ -203,17 +204,17 @@ class Router(Actor[WorkerNotice | Terminated]):
         adapter: str,
         limits: RequestTimeLimits,
         client: str,
-    ) -> list[LiveSequence]:
-        """Make the sequences of a request. `tenant` returns that of a `cache_salt`; `adapter` is its name on
-        workers."""
+    ) -> Iterator[LiveSequence]:
+        """Make the sequences of a request, one after the other. `tenant` returns that of a `cache_salt`; `adapter` is its
+        name on workers."""
         now, per_prompt = self._clock(), request.output.per_prompt
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]
         prefixes = [PromptPrefix() for _ in estimated]
         priority_class = self._class_of(key_of_client(client))
         urgency = Urgency.of(priority_class, request.priority)
-        return [
-            LiveSequence(
+        for index, each in enumerate(request.sequences):
+            yield LiveSequence(
                 replace(
                     self._submit(group, each, tenant(each.cache_salt), adapter, limits),
                     priority_class=priority_class,
@@ -226,8 +227,6 @@ class Router(Actor[WorkerNotice | Terminated]):
                 terms=AdmissionTerms(client, estimated[index // per_prompt], urgency, queue_until),
                 prefix=prefixes[index // per_prompt],
             )
-            for index, each in enumerate(request.sequences)
-        ]
 
     def _at_once(self, request: GenerationRequest) -> int:
         """Return how many sequences of a request are admitted with it."""
@@ -263,6 +262,17 @@ class Router(Actor[WorkerNotice | Terminated]):
         if model != query.model:
             query = dataclasses.replace(query, model=model)
         return await self._queries.ask(query, request_id)
+
+    async def described(self, model: str) -> None:
+        """Wait until the features of a model are known, which loads it. Raises `RequestError` if no worker comes."""
+        model = self.canonical(model)
+        if self._draining:
+            raise self._error(ErrorCode.DRAINING, "the gateway is shutting down")
+        if not self.pool.has(model):
+            raise self.no_model(model)
+        await self._queries.described(model)
+        if self.capabilities(model) is None:
+            raise self._error(ErrorCode.UNAVAILABLE, self.pool.excuse(model))
 
     def _submit(
         self, group: RequestGroup, wanted: SequenceRequest, tenant: str, adapter: str, limits: RequestTimeLimits
@@ -317,7 +327,7 @@ class Router(Actor[WorkerNotice | Terminated]):
     def _detach(self, group: RequestGroup) -> list[LiveSequence]:
         """Remove the live sequences of a request from their workers, or from the queue."""
         sequences = [sequence for sequence in group.sequences if not sequence.ended]
-        group.later.clear()
+        group.drop_later()
         for sequence in sequences:
             self._placement.exempt_workers(sequence)
         on_workers: dict[str, list[LiveSequence]] = {}

@@ -110,6 +110,8 @@ class Decoded(NamedTuple):
     """Its body is all that another gateway needs to compute the same answer."""
     images: tuple[GivenImage, ...] = ()
     """The images of its chat, which are loaded before the request is admitted."""
+    once_loaded: Callable[[], "Decoded"] | None = None
+    """Decodes the body again, which depends on what the model can do: called once a worker has loaded it."""
 
 
 class AnsweredAtOnce(NamedTuple):

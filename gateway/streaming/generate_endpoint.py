@@ -19,6 +19,7 @@ from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from gateway.streaming.described_models import DescribedModels
 from gateway.streaming.dialect import AnsweredAtOnce, AnswerHead, Decode, Decoded, Keep, StatefulDecode
 from gateway.streaming.image_inputs import ImageInputs, is_in_body
 from gateway.streaming.key_limits import KeyGate
@@ -53,6 +54,7 @@ class GenerateEndpoint:
         self._resume = resume
         self._resumables = resume.streams
         self._gate = KeyGate(router)
+        self._models = DescribedModels(router)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = HttpExchange(scope, receive, send, self._settings, self._conventions)
@@ -101,6 +103,8 @@ class GenerateEndpoint:
             if decoded.model not in self._router.models():
                 raise self._router.no_model(decoded.model)
             return decoded
+        if decoded.once_loaded is not None:
+            decoded = await self._models.described(exchange, decoded.request.model, decoded.once_loaded)
         if decoded.request.output.resume_s:
             self._resumables.check_room(exchange.client)
         request = await self._images.request(exchange, decoded.request, decoded.images, body)

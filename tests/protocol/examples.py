@@ -107,7 +107,12 @@ COMMANDS: dict[str, Command] = {
         pooled=Pooled(dimensions=256, normalize=False, truncate=512, special=False, prompt="query"),
     ),
     "submit_pair": Submit(
-        4, "rerank-4", PairInput("a query", "a document"), Sampling(), Limits(max_tokens=0), pooled=Pooled("scores")
+        4,
+        "rerank-4",
+        PairInput("a query", "a document"),
+        Sampling(),
+        Limits(max_tokens=0),
+        pooled=Pooled("scores", instruction="Find the answer"),
     ),
     "submit_suspect": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(), suspect=True),
     "submit_penalties": Submit(

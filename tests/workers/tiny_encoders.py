@@ -34,6 +34,21 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {
         "cls_token_id": 1,
         "sep_token_id": 2,
     },
+    "gemma3_text": {
+        **SIZES,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 24,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": 10,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "rms_norm_eps": 1e-6,
+        "use_bidirectional_attention": True,
+    },
+    "llama_bidirec": {**SIZES, "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "pooling": "avg"},
     "nomic_bert": {**SIZES, "hidden_act": "silu", "type_vocab_size": 2},
     "xlm-roberta": {**SIZES, "max_position_embeddings": 74, "type_vocab_size": 1, "pad_token_id": 1},
 }
@@ -42,7 +57,9 @@ SAME_FORM = {"camembert": "xlm-roberta", "new": "gte", "roberta": "xlm-roberta"}
 """Further families, by that whose fields and tensors they have."""
 CLASSES = {
     "bert": "Bert",
+    "gemma3_text": "Gemma3Text",
     "gte": "Gte",
+    "llama_bidirec": "LlamaBidirectional",
     "modernbert": "ModernBert",
     "nomic_bert": "NomicBert",
     "xlm-roberta": "XLMRoberta",
@@ -78,7 +95,9 @@ def make_encoder(directory: Path, family: str, *, labels: int = 0, **fields: Any
     for name, shape in shapes.items():
         sample = random.standard_normal(shape, np.float32)
         norm = name.endswith("weight") and len(shape) == 1
-        values[name] = 1 + sample / 8 if norm else sample / (1 if len(shape) == 1 else shape[-1] ** 0.5)
+        values[name] = (
+            1 - config.norm_offset + sample / 8 if norm else sample / (1 if len(shape) == 1 else shape[-1] ** 0.5)
+        )
     write_safetensors(directory / "model.safetensors", values)
     return directory
 

@@ -102,7 +102,7 @@ def _of_encoder(config: EncoderConfig, text: Mapping[str, Any]) -> Description:
         parameters=encoder_parameter_count(config),
         layers=dict(Counter(map(_encoder_kind, config.plan))),
         heads=config.heads,
-        kv_heads=config.heads,
+        kv_heads=config.kv,
         head_dim=config.head_dim,
         context=config.max_positions,
         vocabulary=config.vocab_size,

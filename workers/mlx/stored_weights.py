@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 import mlx.nn as nn
 
-from workers.checkpoints.architectures.config import ModelConfig
+from workers.checkpoints.architectures.config import SCORE, ModelConfig
 from workers.checkpoints.architectures.tensors import is_derived, is_later_layer
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.low_bits.low_bit_weights import LowBitWeights
@@ -89,7 +89,8 @@ def load_weights(model: Any, weights: Weights, config: ModelConfig, mtp: MtpLaye
 
 def unread(name: str, config: ModelConfig) -> bool:
     """Return whether a tensor is left out, as no module of mlx-lm has it."""
-    return is_derived(name, config) or is_later_layer(name, config)
+    scores = SCORE in config.other_tensors and name.startswith(SCORE)
+    return is_derived(name, config) or is_later_layer(name, config) or scores
 
 
 def _read(weights: SafetensorsWeights) -> dict[str, mx.array]:

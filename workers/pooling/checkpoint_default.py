@@ -5,17 +5,25 @@ from pathlib import Path
 from protocol.bounds import MAX_NAME, MAX_POOLING_PROMPTS
 from workers.checkpoints.json_files import CheckpointError
 from workers.pooling.checkpoint_pooling import CheckpointPooling
+from workers.pooling.pair_template import PairTemplate
 from workers.pooling.pooler import TextClassifier
 from workers.pooling.served_pooling import ServedPooling
 
 
 def default_pooling(
-    path: Path, hidden: int, *, generates: bool, classifier: TextClassifier | None = None, labels: int = 0
+    path: Path,
+    hidden: int,
+    *,
+    generates: bool,
+    classifier: TextClassifier | None = None,
+    labels: int = 0,
+    template: PairTemplate | None = None,
 ) -> ServedPooling:
     """Return the pooling of the checkpoint in `path`, whose hidden states have so many numbers.
 
-    A `classifier` with so many labels scores pairs of texts, and such a model makes no vectors unless its files state a
-    pooling. Raises `CheckpointError` for a pooling that is not supported, or names of prompts that are too long.
+    A `classifier` with so many labels scores pairs of texts, in the form of a `template` if there is one, and such a
+    model makes no vectors unless its files state a pooling. Raises `CheckpointError` for a pooling that is not
+    supported, or names of prompts that are too long.
     """
     if path.is_file():  # a GGUF file, which has no other files beside it
         return ServedPooling(hidden, generates=generates)
@@ -34,5 +42,6 @@ def default_pooling(
         labels,
         pairs=classifier is not None,
         generates=generates,
+        template=template,
         max_tokens=stated.max_tokens,
     )

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.checkpoints.architectures.config import CLASSIFIER
+from workers.checkpoints.documents import find_document
 from workers.checkpoints.json_files import MAX_CONFIG_BYTES, CheckpointError, read_json, read_text
 from workers.checkpoints.weights import SafetensorsWeights
 from workers.pooling.pooling import Pooling, PoolingKind
@@ -27,7 +29,9 @@ MODE_FIELDS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
 """The modes by the fields with which they are chosen."""
-MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+LOGIT_SCORE = "LogitScore"
+"""The module of a reranker that scores by logits, in place of a pooling."""
+MODULES = ("Transformer", "Pooling", "Dense", "Normalize", LOGIT_SCORE)
 ACTIVATIONS = ("Identity", "Tanh")
 MAX_TOKENS = 1 << 24
 MAX_WIDTH = 1 << 16
@@ -74,8 +78,10 @@ class CheckpointPooling:
         file = path / "modules.json"
         if not file.exists():
             return cls(Pooling(default), (), prompts, default_prompt, _max_tokens(path))
-        modules = _modules(file)
+        modules = modules_of(file)
         kinds = [kind for kind, _ in modules]
+        if kinds == ["Transformer", LOGIT_SCORE] or (kinds == ["Transformer"] and _classifies(path)):
+            return cls(Pooling(default), (), prompts, default_prompt, _max_tokens(path))
         if "Pooling" not in kinds:
             raise CheckpointError(file, "type", "has no Pooling module")
         normalized = "Normalize" in kinds
@@ -96,8 +102,14 @@ class CheckpointPooling:
         return pooled
 
 
-def _modules(file: Path) -> list[tuple[str, str]]:
-    """Read the class, without its package, and the folder of each module."""
+def _classifies(path: Path) -> bool:
+    """Return whether the model is a cross-encoder, which has no pooling."""
+    names = (find_document(path, "config.json") or {}).get("architectures")
+    return isinstance(names, list) and any(str(name).endswith(CLASSIFIER) for name in names)
+
+
+def modules_of(file: Path) -> list[tuple[str, str]]:
+    """Read modules.json: the class, without its package, and the folder of each module. Raises `CheckpointError`."""
     try:
         listed = json.loads(read_text(file, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:

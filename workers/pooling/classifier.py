@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ class Classifier:
     """The mean of all hidden states is read, otherwise the first one."""
     norm: tuple[Rows, Rows | None, float] | None = None
     """The weight, bias and epsilon of the LayerNorm behind the activation."""
+    last: ClassVar[bool] = False
 
     @classmethod
     def of(cls, checkpoint: Path) -> "Classifier | None":
@@ -59,7 +60,7 @@ class Classifier:
         if not config.labels:
             return None
         fields, weights = read_fields(checkpoint), open_weights(checkpoint)
-        activation = _score_activation(fields, config.labels)
+        activation = score_activation(fields, config.labels)
         hidden = config.hidden_size
         if config.family == "modernbert":
             return cls._of_modernbert(config, fields, weights, activation)
@@ -120,7 +121,7 @@ class Classifier:
         return logits if self.out_bias is None else logits + self.out_bias
 
 
-def _score_activation(fields: Fields, labels: int) -> ScoreActivation:
+def score_activation(fields: Fields, labels: int) -> ScoreActivation:
     """Read the activation that sentence-transformers wrote; by default it is a sigmoid for a single score."""
     section = fields.section("sentence_transformers")
     name = None if section is None else section.get("activation_fn")
@@ -128,9 +129,14 @@ def _score_activation(fields: Fields, labels: int) -> ScoreActivation:
     name = fields.get(LEGACY_ACTIVATION) if name is None else name
     if name is None:
         return "sigmoid" if labels == 1 else "identity"
-    short = name.rpartition(".")[2] if isinstance(name, str) else name
+    return named_activation(where, field, name)
+
+
+def named_activation(fields: Fields, field: str, name: object) -> ScoreActivation:
+    """Return the activation that a class of torch is. Raises `CheckpointError` for one that is not supported."""
+    short = name.rpartition(".")[2] if isinstance(name, str) else ""
     if short not in SCORE_ACTIVATIONS:
-        raise where.error(field, f"{name!r} is not supported, only Sigmoid and Identity")
+        raise fields.error(field, f"{name!r} is not supported, only Sigmoid and Identity")
     return SCORE_ACTIVATIONS[short]
 
 

@@ -61,6 +61,10 @@ class TextClassifier(Protocol):
     def activation(self) -> str:
         """The name of the activation: `sigmoid`, `softmax`, or another one for none."""
 
+    @property
+    def last(self) -> bool:
+        """It reads the last hidden state alone."""
+
     def scores(self, hidden: NDArray[np.float32], /) -> NDArray[np.float32]:
         """Return the logit of each label: float32 [tokens, hidden] -> float32 [labels]."""
 
@@ -75,7 +79,7 @@ class ScorePooler:
 
     def add(self, rows: NDArray[np.float32]) -> None:
         """See `Pooler.add`."""
-        self._chunks.append(rows)
+        self._chunks = [rows[-1:].copy()] if self._classifier.last else [*self._chunks, rows]
 
     def vector(self) -> NDArray[np.float32]:
         """See `Pooler.vector`."""

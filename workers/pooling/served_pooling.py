@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from workers.pooling.pair_template import PairTemplate
 from workers.pooling.pooler import Project, ScorePooler, TextClassifier, VectorPooler
 from workers.pooling.pooling import Pooling
 
@@ -27,6 +28,8 @@ class ServedPooling:
     """The classifier takes pairs of texts."""
     generates: bool = True
     """The model generates text as well."""
+    template: PairTemplate | None = None
+    """The form of pairs, of a decoder; None is that of the tokenizer."""
     max_tokens: int = 0
     """Tokens of a text that the model was trained for, as its files say; 0 is the context."""
 

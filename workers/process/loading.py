@@ -34,6 +34,7 @@ from workers.load_options import Progress, SparseSettings
 from workers.output_formats.formats.choice import NO_FORMATS, ChosenFormats, choose_formats
 from workers.pooling.checkpoint_default import default_pooling
 from workers.pooling.classifier import Classifier
+from workers.pooling.last_token import last_token_classifier
 from workers.pooling.served_pooling import NO_POOLING, ServedPooling
 from workers.prefix_store.directory import DirectoryUnusable, default_directory
 from workers.prefix_store.store import PrefixStore
@@ -165,12 +166,12 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
         mtp,
         spec.sparse,
         images,
-        _pooling(spec, runner.capabilities),
+        _pooling(spec, runner.capabilities, tokenizer),
         adapter_slots_of(runner),
     )
 
 
-def _pooling(spec: WorkerSpec, capabilities: RunnerCapabilities) -> ServedPooling:
+def _pooling(spec: WorkerSpec, capabilities: RunnerCapabilities, tokenizer: Tokenizer | None) -> ServedPooling:
     """Return what the model makes of hidden states."""
     width, generates = capabilities.hidden_width, not capabilities.bidirectional
     if spec.backend == "scripted":
@@ -178,6 +179,10 @@ def _pooling(spec: WorkerSpec, capabilities: RunnerCapabilities) -> ServedPoolin
     if not width:
         return NO_POOLING
     path = Path(spec.model_path)
+    if generates and (last := last_token_classifier(path, tokenizer)) is not None:
+        return default_pooling(
+            path, width, generates=False, classifier=last, labels=last.labels, template=last.template
+        )
     classifier = None if generates else Classifier.of(path)
     labels = 0 if classifier is None else classifier.labels
     return default_pooling(path, width, generates=generates, classifier=classifier, labels=labels)

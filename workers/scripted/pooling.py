@@ -18,6 +18,7 @@ class ScriptedClassifier:
     """Its only logit is the sum of all hidden states."""
 
     activation = "sigmoid"
+    last = False
 
     def scores(self, hidden: NDArray[np.float32], /) -> NDArray[np.float32]:
         """See `workers.pooling.pooler.TextClassifier`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import tokenizers
 
+from workers.checkpoints.bert_normalizer import with_bert_normalizer
 from workers.checkpoints.documents import document_file, find_document, read_document
 from workers.checkpoints.eos_ids import read_eos_ids
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_text
@@ -63,7 +64,11 @@ class CheckpointTokenizer:
         """Load a tokenizer. Raises `CheckpointError`, with file and field, for what is missing, malformed or
         unsupported."""
         file = document_file(path, "tokenizer.json")
-        description = read_document(path, "tokenizer.json", MAX_TABLE_BYTES)
+        config_file = document_file(path, "tokenizer_config.json")
+        config = find_document(path, "tokenizer_config.json") or {}
+        family = (find_document(path, "config.json") or {}).get("model_type")
+        stated = read_document(path, "tokenizer.json", MAX_TABLE_BYTES)
+        description = with_bert_normalizer(stated, config_file, config, family)
         try:
             library = tokenizers.Tokenizer.from_str(json.dumps(with_stated_ids(file, description)))
         except Exception as error:  # the library raises bare Exception
@@ -76,8 +81,6 @@ class CheckpointTokenizer:
             token_bytes = TokenBytes(description.get("decoder"), encoder.token_of, silent)
         except DecoderRefused as error:
             raise CheckpointError(file, "decoder", str(error)) from error
-        config_file = document_file(path, "tokenizer_config.json")
-        config = find_document(path, "tokenizer_config.json") or {}
         special_tokens = _special_tokens(path, config)
         try:
             return cls(

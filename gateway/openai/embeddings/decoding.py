@@ -12,12 +12,12 @@ from gateway.openai.embeddings.answer import EmbeddingsAnswer
 from gateway.openai.embeddings.schema import EmbeddingsBody
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
+from protocol.errors import ErrorCode
 from protocol.request import Pooled
 
 OPTIONS: NeutralValues = {
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
-    "messages": (),
     "mm_processor_kwargs": (),
     "use_activation": (),
 }
@@ -38,7 +38,12 @@ class EmbeddingsDecoder:
     def embeddings(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/embeddings`."""
         body = decode_body(self._body, raw)
+        if body.messages is not None:
+            text = "`messages` are not embedded: send the text in `input`, as the model's own template writes it"
+            raise invalid("messages", text, ErrorCode.UNSUPPORTED)
         refuse_options(body, OPTIONS, OPTIONS)
+        if body.input is None:
+            raise invalid("input", "`input` is required: a text, token ids, or a list of them")
         if body.prompt_name and body.input_type and body.prompt_name != body.input_type:
             raise invalid("input_type", "`input_type` and `prompt_name` differ; send one of them")
         pooled = Pooled(

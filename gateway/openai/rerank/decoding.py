@@ -1,11 +1,12 @@
 """Decodes bodies of `/v1/rerank`, and those of `/v1/score` that compare texts."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from gateway.errors import RequestError, invalid
-from gateway.generation.field_names import FieldNames
+from gateway.generation.field_names import FieldNames, same_names
 from gateway.generation.pooled.texts import input_names, pooled_request
 from gateway.generation.request import GenerationRequest
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
@@ -32,9 +33,9 @@ OPTIONS: NeutralValues = {
     "use_activation": (True,),
 }
 """The values of options that change nothing, besides `null`."""
-RERANK = FieldNames({"prompt": "documents", "messages": "documents"})
+RERANK = FieldNames({"prompt": "documents", "messages": "documents"} | same_names("instruction"))
 """The names of fields in errors."""
-SCORE = FieldNames({"prompt": "text_2", "messages": "text_2"})
+SCORE = FieldNames({"prompt": "text_2", "messages": "text_2"} | same_names("instruction"))
 
 
 class ComparisonDecoder:
@@ -55,13 +56,14 @@ class ComparisonDecoder:
             body.model,
             [(body.query, each) for each in documents],
             [("query", each) for each in names],
-            Pooled(truncate=truncation(body.truncate_prompt_tokens)),
+            Pooled(truncate=truncation(body.truncate_prompt_tokens), instruction=body.instruction or ""),
             fields=RERANK,
             size=len(raw),
             cache_salt=body.cache_salt or "",
         )
         answer = RerankAnswer(scores, body.top_n, documents if body.return_documents else None)
-        return Decoded(request, answer, prepare=scores.prepare)
+        again = partial(self.rerank, raw) if self._unknown(body.model) else None
+        return Decoded(request, answer, prepare=scores.prepare, once_loaded=again)
 
     def score(self, body: ScoreBody, size: int) -> Decoded:
         """Return the request of a body of `/v1/score`, of `size` bytes, that has `text_1` or `text_2`."""
@@ -84,12 +86,13 @@ class ComparisonDecoder:
             body.model,
             list(zip(firsts * repeat, seconds, strict=True)),
             list(zip(names[0] * repeat, names[1], strict=True)),
-            Pooled(truncate=truncation(body.truncate_prompt_tokens)),
+            Pooled(truncate=truncation(body.truncate_prompt_tokens), instruction=body.instruction or ""),
             fields=SCORE,
             size=size,
             cache_salt=body.cache_salt or "",
         )
-        return Decoded(request, ComparisonAnswer(scores), prepare=scores.prepare)
+        again = partial(self.score, body, size) if self._unknown(body.model) else None
+        return Decoded(request, ComparisonAnswer(scores), prepare=scores.prepare, once_loaded=again)
 
     def _compared(
         self,
@@ -124,6 +127,10 @@ class ComparisonDecoder:
                 cache_salt=cache_salt,
             )
             return request, PairScores(None)
+        if pooled.instruction and not self._unknown(model):
+            text = "`instruction`: the model compares embeddings, which take none: leave it out"
+            raise invalid("instruction", text, ErrorCode.UNSUPPORTED)
+        pooled = msgspec.structs.replace(pooled, instruction="")
         # Each text once, whatever the number of its pairs.
         places: dict[str, int] = {}
         own_names: list[str] = []
@@ -144,11 +151,15 @@ class ComparisonDecoder:
         )
         return request, PairScores([(places[first], places[second]) for first, second in pairs])
 
+    def _unknown(self, model: str) -> bool:
+        """Return whether it is not known yet what a model can do: no worker has loaded it."""
+        return self._router.capabilities(self._router.canonical(model)) is None
+
     def _scores_pairs(self, model: str) -> bool:
         """Return whether workers score pairs of texts, rather than that their embeddings are compared. Raises
         `RequestError` for a model that can do neither."""
         known = self._router.capabilities(self._router.canonical(model))
-        if known is None:  # not loaded yet: a worker that makes no embeddings refuses the request
+        if known is None:  # the body is decoded again once the model is loaded
             return False
         if not known.pairs and not known.vector_width:
             text = f"the model {model!r} neither scores pairs of texts nor makes embeddings: choose another one"

@@ -8,7 +8,10 @@ from gateway.generation.pooled.texts import MAX_INPUTS
 from gateway.openai.answer_schema import BatonExtension
 from gateway.openai.embeddings.schema import EmbeddingUsage, Truncation
 from gateway.openai.ignored import Label
-from protocol.bounds import MAX_NAME, Name, Text
+from protocol.bounds import MAX_INSTRUCTION, MAX_NAME, Name, Text
+
+Instruction = Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION)]
+"""The text by which a decoder judges a pair, in place of that of its checkpoint."""
 
 
 class RerankDocument(Struct, forbid_unknown_fields=True):
@@ -27,6 +30,7 @@ class RerankBody(Struct, forbid_unknown_fields=True, kw_only=True):
     return_documents: bool | None = None
     truncate_prompt_tokens: Truncation | None = None
     user: Label | None = None
+    instruction: Instruction | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None
     # Refused when they would change something.
     max_chunks_per_doc: Any = None

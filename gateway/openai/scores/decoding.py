@@ -33,9 +33,10 @@ class ScoreDecoder:
         body = decode_body(self._body, raw)
         if body.text_1 is not None or body.text_2 is not None:
             return self._compare(body, len(raw))
-        if body.truncate_prompt_tokens is not None:
-            text = "`truncate_prompt_tokens` goes with `text_1` and `text_2`: log-likelihoods are of whole texts"
-            raise invalid("truncate_prompt_tokens", text)
+        for name in ("truncate_prompt_tokens", "instruction"):
+            if getattr(body, name) is not None:
+                text = f"`{name}` goes with `text_1` and `text_2`: log-likelihoods are of whole texts alone"
+                raise invalid(name, text)
         inputs, scored = self._items(body, len(raw))
         wanted = RequestParameters(
             model=body.model,

@@ -8,7 +8,7 @@ from gateway.openai.answer_schema import BatonExtension, UsageObject
 from gateway.openai.embeddings.schema import Truncation
 from gateway.openai.ignored import Label
 from gateway.openai.schema import Prompt
-from protocol.bounds import MAX_NAME, Name, Text
+from protocol.bounds import MAX_INSTRUCTION, MAX_NAME, Name, Text
 
 Texts = Text | Annotated[tuple[Text, ...], Meta(min_length=1)]
 
@@ -27,6 +27,7 @@ class ScoreBody(Struct, forbid_unknown_fields=True, kw_only=True):
     text_1: Texts | None = None
     text_2: Texts | None = None
     truncate_prompt_tokens: Truncation | None = None
+    instruction: Annotated[str, Meta(min_length=1, max_length=MAX_INSTRUCTION)] | None = None
 
 
 class ScoreObject(Struct, forbid_unknown_fields=True):

@@ -115,7 +115,7 @@ class Placement:
         if not held and any(self._send(handle, sequences) for handle in self._preemption.for_new(model, sequences)):
             return None
         none = not held and next(self._pool.candidates(model), None) is None
-        if none and not self._worth_waiting(model):
+        if none and not self.may_come(model):
             return ErrorCode.UNAVAILABLE
         if not self.queue.has_room(len(sequences)):
             displaced = self.queue.to_displace(sequences[0].terms.client, len(sequences))
@@ -458,7 +458,7 @@ class Placement:
         last_used = max(self._last_waited.get(model, 0.0), *(handle.last_used for handle in handles), 0.0)
         return Activity(on_workers + lost + returned, waiting, last_used)
 
-    def _worth_waiting(self, model: str) -> bool:
+    def may_come(self, model: str) -> bool:
         """There is no worker, and one may come. A new request is refused at once while workers only fail."""
         comes = not self._pool.has_ready(model) and self._pool.hopeless(model) is None
         return self._settings.worker_wait_s > 0 and comes

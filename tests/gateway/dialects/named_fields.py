@@ -47,7 +47,7 @@ PASSED_ON = {
 }
 """Expressions for a field that another place of the code, which is collected as well, has given."""
 CONSTANTS = {"FIELD": allowed_tokens.FIELD, "TOOLS_FIELD": answer_grammar.FIELD, "EMBEDDINGS": EMBEDDINGS}
-CONSTANTS |= {"DIMENSIONS": pooled_prompts.DIMENSIONS, "PROMPT_NAME": pooled_prompts.PROMPT_NAME}
+CONSTANTS |= {name: getattr(pooled_prompts, name) for name in ("DIMENSIONS", "INSTRUCTION", "PROMPT_NAME")}
 CONSTANTS |= {"SPARSE": SPARSE, "SPARSE_KEEP": SPARSE_KEEP}
 CONSTANTS |= dict.fromkeys(("_field(error.path)", "_field(path)"), answer_grammar.FIELD)
 """Expressions that are one field, or a part of it."""

@@ -186,6 +186,21 @@ async def test_what_is_known_of_a_model_before_it_is_loaded_is_listed() -> None:
         assert (listed["max_model_len"], listed["model_context"], listed["context_bound"]) == (77, 99, "memory")
 
 
+async def test_a_model_is_loaded_before_it_is_known_whether_it_scores_pairs() -> None:
+    """The first request to an unloaded cross-encoder, and to a model that makes vectors."""
+    workers = [launch("w0", model="a", pooling="pairs"), launch("w1", model="b")]
+    async with real_gateway(*workers, models=[lazy("a"), lazy("b")], ready=[]) as real:
+        body = {"query": "q", "documents": ["one", "three"]}
+        first, again = [await real.client.post("/v1/rerank", json=body | {"model": "a"}) for _ in range(2)]
+        assert first.status_code == 200, first.text
+        assert first.json()["results"] == again.json()["results"]
+        unknown = await real.client.post("/v1/rerank", json=body | {"model": "c"})
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (404, "model")
+        assert real.state("b") is ModelState.UNLOADED
+        score = await real.client.post("/v1/score", json={"model": "b", "text_1": "q", "text_2": "a"})
+        assert score.status_code == 200, score.text
+
+
 async def test_an_idle_model_is_unloaded_and_its_process_ends() -> None:
     async with real_gateway(launch("w0", model="a"), models=[lazy("a", keep_alive_s=0.1)]) as real:
         assert (await complete(real, "a")).status_code == 200

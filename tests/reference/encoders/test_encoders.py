@@ -1,5 +1,6 @@
 """Encoders against transformers in float32: hidden states, pooled vectors and the scores of cross-encoders."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from workers.pooling.checkpoint_pooling import CheckpointPooling
 from workers.pooling.classifier import Classifier
 
 pytestmark = pytest.mark.reference
-COMPILED = ("bert", "modernbert")
+COMPILED = ("bert", "gemma3_text", "modernbert")
 """Families whose graphs are compiled in each run: the others are combinations of what these have."""
 CASES = [
     pytest.param(backend, family, marks=[pytest.mark.exhaustive] * (backend == "iree" and family not in COMPILED))
@@ -48,15 +49,22 @@ def reference(path: Path, chunks: Sequence[Chunk], kind: str = "AutoModel") -> l
     import torch
     import transformers
 
-    model = getattr(transformers, kind).from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    made: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    causal = read_encoder(path).family == "llama_bidirec"  # transformers has the decoder alone
+    if causal:
+        fields = json.loads((path / "config.json").read_text()) | {"model_type": "llama"}
+        made["config"], kind = transformers.LlamaConfig.from_dict(fields), "LlamaModel"
+    model = getattr(transformers, kind).from_pretrained(path, **made).eval()
     found = []
     for chunk in chunks:
         types: dict[str, Any] = {}
+        if causal:
+            types["attention_mask"] = torch.zeros(1, 1, len(chunk.tokens), len(chunk.tokens))
         if chunk.token_types is not None:
             types["token_type_ids"] = torch.tensor([chunk.token_types])
         with torch.no_grad():
             out = model(torch.tensor([chunk.tokens]), **types)
-        found.append((out.last_hidden_state if kind == "AutoModel" else out.logits)[0].numpy())
+        found.append((out.logits if "logits" in out else out.last_hidden_state)[0].numpy())
     return found
 
 
@@ -67,7 +75,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, cache_dir: Path
     runner = load(path, backend, cache_dir)
     try:
         for ours, theirs in zip(runner.hidden(chunks), reference(path, chunks), strict=True):
-            np.testing.assert_allclose(ours, theirs, atol=ERROR)
+            np.testing.assert_allclose(ours, theirs, rtol=ERROR, atol=ERROR)
     finally:
         runner.close()
 
@@ -93,26 +101,39 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str, labels: i
         assert classifier.activation == ("sigmoid" if labels == 1 else "identity")
 
 
-def test_vectors_are_those_of_the_formulas_of_sentence_transformers(tmp_path: Path) -> None:
-    """Mean pooling over the attention mask, a dense module with tanh, and length 1, in torch."""
+@pytest.mark.parametrize("family", ["bert", "gemma3_text"])
+def test_vectors_are_those_of_the_formulas_of_sentence_transformers(tmp_path: Path, family: str) -> None:
+    """Mean pooling over the attention mask, a dense module with tanh, and length 1, in torch; and EmbeddingGemma's
+    two dense modules without biases."""
     import torch
 
     from tests.checkpoints import write_safetensors
 
-    path = make_encoder(tmp_path, "bert")
+    gemma = family == "gemma3_text"
+    path = make_encoder(tmp_path, family)
     random = np.random.default_rng(3)
-    weight, bias = random.standard_normal((16, 32), np.float32), random.standard_normal(16, np.float32)
-    kinds = ("Transformer", "Pooling", "Dense", "Normalize")
+    widths = (32, 48, 16) if gemma else (32, 16)
+    kinds = ("Transformer", "Pooling", *["Dense"] * (len(widths) - 1), "Normalize")
     modules = [
         {"idx": number, "path": f"{number}_{kind}" if number else "", "type": f"sentence_transformers.models.{kind}"}
         for number, kind in enumerate(kinds)
     ]
     (path / "modules.json").write_text(json.dumps(modules))
     pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
-    for folder, fields in (("1_Pooling", pooling), ("2_Dense", {"in_features": 32, "out_features": 16, "bias": True})):
+    folders: list[tuple[str, dict[str, Any]]] = [("1_Pooling", pooling)]
+    layers = []
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(widths), 2):
+        fields: dict[str, Any] = {"in_features": inputs, "out_features": outputs, "bias": not gemma}
+        fields |= {"activation_function": "torch.nn.modules.linear.Identity"} if gemma else {}
+        folders.append((f"{number}_Dense", fields))
+        weights = {"linear.weight": random.standard_normal((outputs, inputs), np.float32)}
+        weights |= {} if gemma else {"linear.bias": random.standard_normal(outputs, np.float32)}
+        layers.append(weights)
+    for folder, fields in folders:
         (path / folder).mkdir()
         (path / folder / "config.json").write_text(json.dumps(fields))
-    write_safetensors(path / "2_Dense" / "model.safetensors", {"linear.weight": weight, "linear.bias": bias})
+    for number, weights in enumerate(layers, 2):
+        write_safetensors(path / f"{number}_Dense" / "model.safetensors", weights)
     found, chunks, runner = CheckpointPooling.of(path), sequences(), load(path, "mlx", tmp_path)
     assert (found.pooling.kind, found.pooling.normalize, found.width(32)) == ("mean", True, 16)
     try:
@@ -123,7 +144,10 @@ def test_vectors_are_those_of_the_formulas_of_sentence_transformers(tmp_path: Pa
         token_embeddings = torch.from_numpy(theirs)[None]
         mask = torch.ones(1, len(theirs), 1)
         mean = (token_embeddings * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
-        dense = torch.tanh(torch.nn.functional.linear(mean, torch.from_numpy(weight), torch.from_numpy(bias)))
-        vector = torch.nn.functional.normalize(dense, p=2, dim=1)[0].numpy()
+        for weights in layers:
+            tensors = [torch.from_numpy(each) for each in weights.values()]
+            mean = torch.nn.functional.linear(mean, *tensors)
+            mean = mean if gemma else torch.tanh(mean)
+        vector = torch.nn.functional.normalize(mean, p=2, dim=1)[0].numpy()
         ours = found.project(hidden.mean(0))
         np.testing.assert_allclose(ours / np.linalg.norm(ours), vector, atol=ERROR)

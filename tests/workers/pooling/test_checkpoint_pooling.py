@@ -109,3 +109,11 @@ def test_malformed_files(tmp_path: Path, name: str, fields: Any, error: str) -> 
     (tmp_path / f"{name}.json").write_text(json.dumps(fields))
     with pytest.raises(CheckpointError, match=error):
         CheckpointPooling.of(tmp_path)
+
+
+@pytest.mark.parametrize("kinds", [("Transformer",), ("Transformer", "LogitScore")], ids=["classifier", "logits"])
+def test_a_cross_encoder_states_no_pooling(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    modules = [{"type": f"sentence_transformers.modules.{kind}", "path": ""} for kind in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForSequenceClassification"]}))
+    assert not CheckpointPooling.of(tmp_path, "last").stated

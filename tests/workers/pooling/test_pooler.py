@@ -40,8 +40,18 @@ def test_a_vector_of_zeros_stays_as_it_is() -> None:
 class _Sums:
     activation = "softmax"
 
+    def __init__(self, *, last: bool = False) -> None:
+        self.last = last
+
     def scores(self, hidden: NDArray[np.float32], /) -> NDArray[np.float32]:
         return np.asarray(hidden.sum(0)[:3], np.float32)
+
+
+def test_a_classifier_of_the_last_token_gets_its_hidden_state_alone() -> None:
+    pooler = ScorePooler(_Sums(last=True), activate=False)
+    for rows in (ROWS[:2], ROWS[2:]):
+        pooler.add(rows)
+    np.testing.assert_array_equal(pooler.vector(), ROWS[-1, :3])
 
 
 def test_a_classifier_reads_all_hidden_states() -> None:

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from workers.checkpoints.json_files import CheckpointError
 from workers.text.byte_tokenizer import EOS_ID, ByteTokenizer
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
@@ -71,3 +73,38 @@ def test_texts_are_not_truncated_or_padded(tmp_path: Path) -> None:
 
 def test_bytes() -> None:
     assert ByteTokenizer().encode_pair("a", "bc") == ([97, EOS_ID, 98, 99, EOS_ID], [0, 0, 1, 1, 1])
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", [None, "BertTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"do_lower_case": True}, {"do_lower_case": False}, {"do_lower_case": False, "strip_accents": True}],
+    ids=["unset", "lower", "cased", "cased without accents"],
+)
+@pytest.mark.parametrize("stored", [False, True])
+def test_case_and_accents_are_those_of_transformers(
+    tmp_path: Path, name: str | None, fields: dict[str, bool], stored: bool
+) -> None:
+    """Those of BERT's tokenizers are in tokenizer_config.json, and in tokenizer.json for other classes."""
+    import transformers
+
+    library = wordpiece(tmp_path)
+    library.normalizer = normalizers.BertNormalizer(lowercase=stored)
+    library.add_tokens(["What", "caf\u00e9", "cafe"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    named = {} if name is None else {"tokenizer_class": name}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields | named))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = CheckpointTokenizer.from_dir(tmp_path)
+    for text in ("What is it", "what", "is IT"):
+        assert ours.encode(text, special=True) == theirs(text)["input_ids"]
+
+
+def test_a_case_that_is_no_boolean_is_refused(tmp_path: Path) -> None:
+    wordpiece(tmp_path)
+    fields = {"tokenizer_class": "BertTokenizer", "do_lower_case": "no"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=r"tokenizer_config.json.*do_lower_case"):
+        CheckpointTokenizer.from_dir(tmp_path)

@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType as Type
 from msgspec.structs import replace
 
 from tests.reference.vision.test_vision import as_file, picture
-from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
-from tests.vision_checkpoints.projector_files import PUBLISHED, make_language_model, make_projected, make_projector
+from tests.vision_checkpoints import make_vision_checkpoint
+from tests.vision_checkpoints.projector_files import KINDS, PUBLISHED, make_language_model, make_projected, make_projector
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.errors import LoadRefused
 from workers.inspection.inspection import Inspection
@@ -60,7 +60,7 @@ def processor_of(path: Path, mmproj: str = "auto") -> ImageProcessor:
     return found
 
 
-@pytest.mark.parametrize("family", sorted(VISION_FAMILIES))
+@pytest.mark.parametrize("family", sorted(KINDS))
 def test_a_projector_is_the_tower_of_its_safetensors(family: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = make_vision_checkpoint(tmp_path / "checkpoint", family, **PUBLISHED.get(family, {}))

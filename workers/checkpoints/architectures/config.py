@@ -47,6 +47,11 @@ from workers.precision import KvDtype, Quantize
 DEFAULT_CONTEXT = 4096
 """Tokens of one slot unless more are asked for: KV memory is slots x context, and models state up to millions."""
 
+CLASSIFIER = "ForSequenceClassification"
+"""The ending of the classes of sequence classifiers."""
+SCORE = "score."
+"""The prefix of the tensors that only those have."""
+
 WeightDtype = Literal["float32", "float16", "bfloat16"]
 
 
@@ -157,6 +162,11 @@ class ModelConfig:
         """Read `config.json`, or the metadata of a GGUF file. Raises `CheckpointError` for what is missing, malformed
         or not supported, and `PluginRefused` for a family whose plug-in cannot be used."""
         fields, _ = unwrap(read_fields(path))
+        return cls.from_fields(fields, families)
+
+    @classmethod
+    def from_fields(cls, fields: Fields, families: Mapping[str, Family] = FAMILIES) -> "ModelConfig":
+        """Read the fields of a language model. Raises what `from_dir` raises."""
         return _read(fields, families_for(fields, families))
 
     @classmethod
@@ -394,7 +404,19 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         other_tensors=family.other_tensors,
         sinks=family.sinks,
     )
-    return replace(config, **family.further(fields, config.plan, config.ropes))
+    config = replace(config, **family.further(fields, config.plan, config.ropes))
+    return _classifier(config) if fields.get("architectures") == [classifier_of(family)] else config
+
+
+def classifier_of(family: Family) -> str:
+    """Return the class of a family's sequence classifiers in transformers."""
+    return family.architecture.removesuffix("ForCausalLM") + CLASSIFIER
+
+
+def _classifier(config: ModelConfig) -> ModelConfig:
+    """Return a sequence classifier, which has the matrix `score` in place of a head. The embeddings stand for the head,
+    whose logits mean nothing."""
+    return replace(config, tie_embeddings=True, other_tensors=(*config.other_tensors, SCORE), mtp_layers=0)
 
 
 def _variant(fields: Fields, family: Family) -> Family:
@@ -442,6 +464,7 @@ def _family(fields: Fields, families: Mapping[str, Family]) -> str:
             raise fields.error("model_type", f"{family!r} is not supported, only one of {', '.join(families)}")
         return family
     known = {family.architecture: name for name, family in families.items()}
+    known |= {classifier_of(family): name for name, family in families.items()}
     known |= {family.earlier_architecture: name for name, family in families.items() if family.earlier_architecture}
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in known:
         raise fields.error("architectures", f"{names!r} is not supported, only one of {', '.join([*known, *WRAPPERS])}")

@@ -32,6 +32,10 @@ class EncoderConfig:
     hidden_size: int
     ffn: int
     heads: int
+    kv_heads: int = 0
+    """Heads of keys and values; 0 is as many as of queries."""
+    lanes: int = 0
+    """Lanes of a head; 0 is the hidden size divided by the heads."""
     plan: tuple[EncoderLayer, ...]
     ropes: tuple[Rope, ...] = ()
     activation: Activation = "gelu"
@@ -42,6 +46,19 @@ class EncoderConfig:
     Otherwise each is behind the residual sum, as in the Transformer's paper (https://arxiv.org/abs/1706.03762)."""
     eps: float = 1e-12
     norm_bias: bool = True
+    rms: bool = False
+    """Norms are RMS norms, otherwise LayerNorms."""
+    norm_offset: float = 0.0
+    """Added to the stored weights of norms."""
+    norms_around: bool = False
+    """Norms are behind attention and MLP as well, before the residual sum."""
+    head_norms: bool = False
+    """Queries and keys have RMS norms, with weights that heads share."""
+    embedding_norm: bool = True
+    embedding_scale: float = 1.0
+    """Factor of embeddings, rounded to the type of the weights."""
+    score_scale: float = 0.0
+    """Factor of the products of queries and keys; 0 is the inverse root of a head's lanes."""
     qkv_bias: bool = True
     attention_out_bias: bool = True
     up_bias: bool = True
@@ -62,7 +79,28 @@ class EncoderConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.heads
+        return self.lanes or self.hidden_size // self.heads
+
+    @property
+    def kv(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Values of the queries of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        """Values of queries, keys and values of all heads."""
+        return self.query_width + 2 * self.kv * self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor of the products of queries and keys."""
+        plain: float = self.head_dim**-0.5
+        return self.score_scale or plain
 
     def choose_context(self, requested: int) -> int:
         """Return the tokens of the longest sequence that is taken: `requested`, or for 0 what the model was trained

@@ -1,7 +1,7 @@
 """The names of an encoder's tensors in the checkpoints of each family."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,11 @@ class EncoderNames:
     positions: str = ""
     token_types: str = ""
     final_norm: str = ""
+    after_attention: str = ""
+    """The norm of attention's output."""
+    after_mlp: str = ""
+    head_norms: tuple[str, ...] = ()
+    """Those of queries and keys."""
     up_first: bool = False
     """A matrix with both halves begins with that which is multiplied, and ends with the gate."""
 
@@ -82,10 +87,32 @@ GTE = EncoderNames(
     norm_mlp="mlp_ln",
     up_first=True,
 )
+LLAMA = EncoderNames(
+    prefixes=("model.",),
+    embedding="embed_tokens",
+    embedding_norm="",
+    layers="layers.",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_out="self_attn.o_proj",
+    norm_attention="input_layernorm",
+    gate_up=("mlp.gate_proj", "mlp.up_proj"),
+    down="mlp.down_proj",
+    norm_mlp="post_attention_layernorm",
+    final_norm="norm",
+)
+GEMMA = replace(
+    LLAMA,
+    after_attention="post_attention_layernorm",
+    norm_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+    head_norms=("self_attn.q_norm", "self_attn.k_norm"),
+)
 NAMES: Mapping[str, EncoderNames] = {
     "bert": BERT,
     "camembert": BERT,
+    "gemma3_text": GEMMA,
     "gte": GTE,
+    "llama_bidirec": LLAMA,
     "modernbert": MODERNBERT,
     "new": GTE,
     "nomic_bert": NOMIC,

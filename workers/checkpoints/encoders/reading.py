@@ -12,6 +12,7 @@ from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.architectures.rope import Ntk, Rope
 from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.documents import find_document, read_fields
+from workers.checkpoints.encoders.bidirectional import is_bidirectional, read_bidirectional
 from workers.checkpoints.encoders.config import EncoderConfig, EncoderLayer
 from workers.checkpoints.encoders.names import NAMES
 from workers.checkpoints.gguf.find import gguf_path
@@ -61,9 +62,9 @@ def is_encoder(path: Path) -> bool:
     read."""
     if gguf_path(path) is not None:
         return False
-    found = find_document(path, "config.json")
-    family = None if found is None else found.get("model_type")
-    return isinstance(family, str) and family in NAMES
+    found = find_document(path, "config.json") or {}
+    family = found.get("model_type")
+    return isinstance(family, str) and family in NAMES and is_bidirectional(found, family)
 
 
 def read_encoder(path: Path) -> EncoderConfig:
@@ -78,7 +79,7 @@ def read_encoder(path: Path) -> EncoderConfig:
             raise fields.error(name, "quantized encoders are not supported: take the model as it was trained")
     architecture = _architecture(fields)
     config = _READERS[family](fields, family)
-    if config.hidden_size % config.heads:
+    if not config.lanes and config.hidden_size % config.heads:
         problem = f"{config.heads} heads do not divide a hidden size of {config.hidden_size}"
         raise fields.error("num_attention_heads", problem)
     labels = _labels(fields) if architecture.endswith(CLASSIFIER) else 0
@@ -283,7 +284,9 @@ def _gte(fields: Fields, family: str) -> EncoderConfig:
 _READERS: Mapping[str, Callable[[Fields, str], EncoderConfig]] = {
     "bert": _bert,
     "camembert": _bert,
+    "gemma3_text": read_bidirectional,
     "gte": _gte,
+    "llama_bidirec": read_bidirectional,
     "modernbert": _modernbert,
     "new": _gte,
     "nomic_bert": _nomic,

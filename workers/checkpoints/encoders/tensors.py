@@ -30,7 +30,8 @@ def encoder_tensors(config: EncoderConfig, prefix: str = "") -> Iterator[Tensor]
         yield Tensor("positions", ((f"{prefix}{names.positions}.weight", (config.table_positions, hidden)),))
     if config.token_types:
         yield Tensor("token_types", ((f"{prefix}{names.token_types}.weight", (config.token_types, hidden)),))
-    yield from _norm(config, "norm_embedding", prefix + names.embedding_norm)
+    if config.embedding_norm:
+        yield from _norm(config, "norm_embedding", prefix + names.embedding_norm)
     for number in range(len(config.plan)):
         yield from _layer(config, names, number, f"{prefix}{names.layers}{number}.")
     if config.pre_norm:
@@ -63,13 +64,21 @@ def check_encoder_tensors(weights: Weights, config: EncoderConfig, path: Path) -
 def _layer(config: EncoderConfig, names: EncoderNames, number: int, where: str) -> Iterator[Tensor]:
     hidden, ffn = config.hidden_size, config.ffn
     place = f"{number}."
-    if not config.pre_norm or number:
+    if not config.pre_norm or number or not config.embedding_norm:
         yield from _norm(config, f"{place}norm_attention", where + names.norm_attention)
-    width = 3 * hidden // len(names.qkv)
-    yield from _linear(config.qkv_bias, f"{place}qkv", [(where + name, width) for name in names.qkv], hidden)
-    yield from _linear(
-        config.attention_out_bias, f"{place}attention_out", [(where + names.attention_out, hidden)], hidden
-    )
+    widths = [config.qkv_width]
+    if len(names.qkv) > 1:
+        widths = [config.query_width, *[config.kv * config.head_dim] * 2]
+    stored = [(where + name, width) for name, width in zip(names.qkv, widths, strict=True)]
+    yield from _linear(config.qkv_bias, f"{place}qkv", stored, hidden)
+    if config.head_norms:
+        for name, source in zip(("norm_queries", "norm_keys"), names.head_norms, strict=True):
+            yield Tensor(f"{place}{name}", ((f"{where}{source}.weight", (config.head_dim,)),), config.norm_offset)
+    out = [(where + names.attention_out, hidden)]
+    yield from _linear(config.attention_out_bias, f"{place}attention_out", out, config.query_width)
+    if config.norms_around:
+        yield from _norm(config, f"{place}norm_mixed", where + names.after_attention)
+        yield from _norm(config, f"{place}norm_up", where + names.after_mlp)
     yield from _norm(config, f"{place}norm_mlp", where + names.norm_mlp)
     outputs = (2 * ffn if config.gated else ffn) // len(names.gate_up)
     orders = (SwappedHalves(ffn),) if names.up_first else ()
@@ -86,6 +95,6 @@ def _linear(bias: bool, name: str, stored: list[tuple[str, int]], inputs: int) -
 
 
 def _norm(config: EncoderConfig, name: str, stored: str) -> Iterator[Tensor]:
-    yield Tensor(name, ((f"{stored}.weight", (config.hidden_size,)),))
+    yield Tensor(name, ((f"{stored}.weight", (config.hidden_size,)),), config.norm_offset)
     if config.norm_bias:
         yield Tensor(f"{name}_bias", ((f"{stored}.bias", (config.hidden_size,)),))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workers.engine.runner import NotFiniteError, Runner
 from workers.engine.sequence import EngineSequence, ScheduledChunk
@@ -19,7 +20,22 @@ def pool_chunks(runner: Runner, call: Sequence[ScheduledChunk]) -> None:
         if sequence.pooler is None:
             assert sequence.request.pooled is not None
             sequence.pooler = sequence.request.pooled.make()
-        sequence.pooler.add(rows)
+        if np.isfinite(rows).all():
+            sequence.pooler.add(rows)
+        else:
+            sequence.pooler = NotFinitePooler()
+
+
+class NotFinitePooler:
+    """The pooler of a sequence with hidden states that are not finite: a result that leaves these out, or whose
+    activation hides them, would be wrong."""
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        """Read nothing."""
+
+    def vector(self) -> NDArray[np.float32]:
+        """Raises `NotFiniteError`."""
+        raise NotFiniteError
 
 
 def finish_pooling(sequence: EngineSequence) -> None:

@@ -94,7 +94,7 @@ class MlxEncoder:
             if tensor.orders and (order := tensor.orders[0]) is not None:
                 whole = whole[order.rows()]
             kind = dtype if tensor.matrix else mx.float32
-            values[tensor.name] = mx.array(np.asarray(whole, np.float32)).astype(kind)
+            values[tensor.name] = mx.array(np.asarray(whole, np.float32) + np.float32(tensor.offset)).astype(kind)
         for name, value in values.items():
             if value.ndim == 2 and name not in TABLES:
                 matrices[name] = _matrix(value, values.get(f"{name}_bias"), quantize)
@@ -115,16 +115,20 @@ class MlxEncoder:
         """Compute sequences, int32 [batch, tokens] with padding behind their `lengths`: float32
         [batch, tokens, hidden]."""
         config, length = self.config, tokens.shape[1]
-        x = self._normed(self._embeddings(tokens, types), "norm_embedding")
-        h, masks = x, self._masks(lengths, length)
+        x = self._embeddings(tokens, types)
+        if config.embedding_norm:
+            h = x = self._normed(x, "norm_embedding")
+        else:
+            h = self._normed(x, "0.norm_attention")
+        masks = self._masks(lengths, length)
         angles = [self._angles(frequencies, length) for frequencies in self.frequencies]
         for number, layer in enumerate(config.plan):
             place = f"{number}."
             rope = None if layer.rope is None else angles[layer.rope]
             delta = self._attention(h, place, rope, masks[layer.window])
             if config.pre_norm:
-                x = x + delta
-                x = x + self._mlp(self._normed(x, f"{place}norm_mlp"), place)
+                x = x + self._around(delta, f"{place}norm_mixed")
+                x = x + self._around(self._mlp(self._normed(x, f"{place}norm_mlp"), place), f"{place}norm_up")
                 last = number + 1 == len(config.plan)
                 h = self._normed(x, "norm" if last else f"{number + 1}.norm_attention")
             else:
@@ -135,6 +139,8 @@ class MlxEncoder:
     def _embeddings(self, tokens: NDArray[np.int32], types: NDArray[np.int32]) -> mx.array:
         config = self.config
         x = self.arrays["embedding"][mx.array(tokens)].astype(mx.float32)
+        if config.embedding_scale != 1:
+            x = x * mx.array(config.embedding_scale, self.dtype).astype(mx.float32)
         if config.table_positions:
             at = np.minimum(np.arange(tokens.shape[1]) + config.position_offset, config.table_positions - 1)
             x = x + self.arrays["positions"][mx.array(at.astype(np.int32))].astype(mx.float32)
@@ -142,7 +148,13 @@ class MlxEncoder:
             x = x + self.arrays["token_types"][mx.array(types)].astype(mx.float32)
         return x
 
+    def _around(self, delta: mx.array, name: str) -> mx.array:
+        """Return the norm of what a part of a layer adds, if it has one."""
+        return self._normed(delta, name) if self.config.norms_around else delta
+
     def _normed(self, x: mx.array, name: str) -> mx.array:
+        if self.config.rms:
+            return mx.fast.rms_norm(x, self.arrays[name], self.config.eps)
         return mx.fast.layer_norm(x, self.arrays[name], self.arrays.get(f"{name}_bias"), self.config.eps)
 
     def _masks(self, lengths: NDArray[np.int32], length: int) -> dict[int | None, mx.array | None]:
@@ -166,13 +178,16 @@ class MlxEncoder:
         config = self.config
         batch, length, _ = h.shape
         qkv = self.matrices[f"{place}qkv"](h.astype(self.dtype))
-        parts = qkv.reshape(batch, length, 3, config.heads, config.head_dim)
-        q, k, v = (parts[:, :, part].swapaxes(1, 2) for part in range(3))
+        ends = [config.query_width, config.query_width + config.kv * config.head_dim]
+        parts = mx.split(qkv, ends, axis=-1)
+        q, k, v = (part.reshape(batch, length, -1, config.head_dim).swapaxes(1, 2) for part in parts)
+        if config.head_norms:
+            q, k = self._normed(q, f"{place}norm_queries"), self._normed(k, f"{place}norm_keys")
         if angles is not None:
             q, k = _rotated(q, *angles), _rotated(k, *angles)
         q, k, v = (each.astype(self.dtype) for each in (q, k, v))
-        mixed = mx.fast.scaled_dot_product_attention(q, k, v, scale=config.head_dim**-0.5, mask=mask)
-        mixed = mixed.swapaxes(1, 2).reshape(batch, length, config.hidden_size)
+        mixed = mx.fast.scaled_dot_product_attention(q, k, v, scale=config.attention_scale, mask=mask)
+        mixed = mixed.swapaxes(1, 2).reshape(batch, length, config.query_width)
         return self.matrices[f"{place}attention_out"](mixed)
 
     def _mlp(self, x: mx.array, place: str) -> mx.array:

@@ -7,14 +7,18 @@ from protocol.commands import Submit
 from protocol.errors import ErrorCode
 from protocol.request import Input, PairInput, Pooled, TextInput, TokensInput
 from workers.engine.pooled.pooled_prompt import PooledPrompt, Pooler
+from workers.pooling.pair_template import PairTemplate
 from workers.pooling.served_pooling import ServedPooling
 from workers.process.prompts.prompt_encoder import PromptEncoder
 from workers.process.prompts.refusal import PromptRefused, unsupported
+from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import Tokenizer
 
 DIMENSIONS = "dimensions"
 """The request field that errors name."""
 PROMPT_NAME = "prompt_name"
+"""Likewise."""
+INSTRUCTION = "instruction"
 """Likewise."""
 SPARE_TOKENS = 8
 """Tokens at the end of a divided text that may be others than those of the whole one: of a part of a word."""
@@ -61,6 +65,8 @@ class PooledPrompts:
             if isinstance(source, PairInput) != pooling.pairs:
                 takes = "pairs of texts" if pooling.pairs else "single texts"
                 raise unsupported(f"the model scores {takes}", "prompt")
+            if pooled.instruction and pooling.template is None:
+                raise unsupported("the model takes no instruction: leave it out", INSTRUCTION)
             return
         if not pooling.width:
             raise unsupported("the model makes no embeddings: choose another one", "prompt")
@@ -79,6 +85,8 @@ class PooledPrompts:
         if isinstance(source, TokensInput):
             return source.tokens[:most], None
         tokenizer = self._encoder.require("prompt")
+        if isinstance(source, PairInput) and self._pooling.template is not None:
+            return self._templated(tokenizer, self._pooling.template, source, pooled.instruction, most), None
         if isinstance(source, PairInput):
             first, second = (self._text(tokenizer, text, most) for text in (source.first, source.second))
             return _encode_pair(tokenizer, first, second, most)
@@ -89,6 +97,19 @@ class PooledPrompts:
         if most is None or len(tokens) <= most:
             return tuple(tokens), None
         return tuple(_truncated(tokens, tokenizer.encode(text, special=False), most)), None
+
+    def _templated(
+        self, tokenizer: Tokenizer, template: PairTemplate, source: PairInput, instruction: str, most: int | None
+    ) -> tuple[int, ...]:
+        query, document = (self._text(tokenizer, text, most) for text in (source.first, source.second))
+        try:
+            tokens = template.encode(tokenizer, query, document, instruction, most)
+        except TemplateError as error:
+            raise PromptRefused(ErrorCode.TEMPLATE, str(error), "prompt") from error
+        if most is not None and len(tokens) > most:
+            text = f"the model's form of a pair has {len(tokens)} tokens without the texts: more than {most}"
+            raise PromptRefused(ErrorCode.INVALID, text, "prompt")
+        return tuple(tokens)
 
     def _text(self, tokenizer: Tokenizer, text: str, most: int | None) -> str:
         """Return a text without an end that cannot be among its first tokens. One that is not truncated and cannot fit

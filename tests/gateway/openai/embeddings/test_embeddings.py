@@ -2,21 +2,29 @@
 
 import base64
 import struct
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import httpx
+import numpy as np
 import openai
 import pytest
+from numpy.typing import NDArray
 
 from gateway.generation.pooled.texts import MAX_INPUTS
 from gateway.keys.record import KeyLimits, KeyRecord
-from tests.gateway.harness.engines import WIDTH, EngineWorker
+from protocol.errors import ErrorCode
+from tests.gateway.harness.engines import LETTERS, WIDTH, EngineWorker
+from tests.gateway.harness.fakes import FakeWorker
+from tests.gateway.harness.serving import serving
 from tests.gateway.openai.embeddings.stepped import stepped
+from workers.engine.runner import Chunk
+from workers.scripted.runner import ScriptedRunner
 
 pytestmark = pytest.mark.anyio
 URL = "/v1/embeddings"
@@ -96,8 +104,8 @@ async def test_the_openai_client_embeds_the_largest_batch() -> None:
         ({"input": "a", "prompt_name": "other"}, "prompt_name", "document, query"),
         ({"input": "a", "input_type": "other"}, "input_type", "document, query"),
         ({"input": "a", "input_type": "query", "prompt_name": "document"}, "input_type", "differ"),
-        ({"input": "a", "messages": []}, "messages", "not supported"),
-        ({}, "input", ""),
+        ({"messages": [{"role": "user", "content": "a"}]}, "messages", "send the text in `input`"),
+        ({}, "input", "required"),
     ],
 )
 async def test_refusals_name_the_field_and_the_place(fields: dict[str, Any], param: str, text: str) -> None:
@@ -162,6 +170,29 @@ async def test_a_client_that_leaves_ends_its_texts() -> None:
         assert len(vectors(await post(served.client, input="a"))) == 1
 
 
+async def test_texts_that_no_worker_gets_are_never_made() -> None:
+    """A batch is neither made nor cancelled in one turn of the event loop: only what is admitted exists."""
+    async with serving(make=lambda name: FakeWorker(name, slots=4)) as served:
+        for ending in ("client leaves", "text fails"):
+            with anyio.move_on_after(10) as scope:
+                async with anyio.create_task_group() as group:
+                    body = {"model": "tiny", "input": ["a"] * MAX_INPUTS}
+                    group.start_soon(partial(served.client.post, URL, json=body))
+                    await served.until(lambda: served.router.sequences() != [])
+                    assert len(served.router.sequences()) == 32
+                    if ending == "client leaves":
+                        scope.cancel()
+                    else:
+                        served.worker.fail(served.router.sequences()[0].submit.stream, ErrorCode.INTERNAL)
+            await served.until(lambda: served.router.is_idle)
+            for submit in served.worker.submits:  # which may still read the texts until then
+                served.worker.finish(submit.stream)
+            await served.until(lambda: not served.router.bodies.held)
+        text = (await served.client.get("/metrics")).text
+        ends = [line for line in text.splitlines() if line.startswith("baton_sequences_ended_total{")]
+        assert sum(float(line.rpartition(" ")[2]) for line in ends) == 64
+
+
 async def test_keys_are_charged_for_tokens(tmp_path: Path) -> None:
     """A key with a limit of tokens is refused the request that goes beyond it."""
     limits = KeyLimits(tokens_per_minute=100)
@@ -182,3 +213,38 @@ async def test_texts_are_counted_by_metrics() -> None:
         text = (await served.client.get("/metrics")).text
         lines = [line for line in text.splitlines() if 'path="/v1/embeddings"' in line or "prompt_tokens_sum" in line]
         assert any("prompt_tokens_sum" in line and line.endswith(" 5.0") for line in lines), lines
+
+
+class NotFiniteRunner(ScriptedRunner):
+    """The hidden states of texts that begin with z are not finite."""
+
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        states = super().hidden(chunks)
+        return [
+            rows * np.nan if chunk.tokens[0] == ord("z") else rows for chunk, rows in zip(chunks, states, strict=True)
+        ]
+
+
+async def test_numbers_that_are_not_finite_are_an_error() -> None:
+    """Never a null among the numbers of a vector; other texts are computed."""
+    async with stepped(runner=lambda: NotFiniteRunner(slots=4, hidden_width=WIDTH, alphabet=LETTERS)) as served:
+        for given in ("z", ["a", "z"]):
+            response = await served.client.post(URL, json={"model": "tiny", "input": given})
+            assert (response.status_code, response.json()["error"]["code"]) == (500, "not_finite"), response.text
+        assert len(vectors(await post(served.client, input=["a", "b"]))) == 2
+
+
+async def test_a_draining_gateway_finishes_the_batch_that_it_has() -> None:
+    """Texts that no worker has yet are computed as well, and further requests are refused."""
+    async with stepped() as served:
+        texts = [f"text {number}" for number in range(80)]
+
+        async def drain() -> None:
+            await served.until(lambda: 34 < len(served.worker.submits) < 80)
+            served.router.drain_nowait()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(drain)
+            assert len(vectors(await post(served.client, input=texts))) == 80
+        refused = await served.client.post(URL, json={"model": "tiny", "input": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from msgspec.structs import replace
 
 from gateway.openai.rerank.schema import MAX_DOCUMENTS
+from tests.gateway.harness.engines import EngineWorker
 from tests.gateway.openai.embeddings.stepped import stepped
 from workers.scripted.pooling import ScriptedPooling
 
@@ -74,6 +76,10 @@ async def test_pairs_are_truncated_at_the_longer_text() -> None:
         ("/v1/rerank", {"query": "q", "documents": ["a", "b" * 5000]}, "documents[1]", "4096"),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "top_n": 0}, "top_n", ""),
         ("/v1/rerank", {"query": "q", "documents": ["a"], "max_chunks_per_doc": 3}, "max_chunks_per_doc", "supported"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "instruction": "judge"}, "instruction", "leave it out"),
+        ("/v1/score", {"text_1": "a", "text_2": "b", "instruction": "judge"}, "instruction", "leave it out"),
+        ("/v1/rerank", {"query": "q", "documents": ["a"], "instruction": "x" * 4097}, "instruction", ""),
+        ("/v1/score", {"prompt": "c", "instruction": "judge"}, "instruction", "text_1"),
         ("/v1/score", {"text_1": "a"}, "text_2", "required"),
         ("/v1/score", {"text_2": "a"}, "text_1", "required"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1", "as many"),
@@ -118,3 +124,29 @@ async def test_a_classifier_of_several_labels_ranks_nothing() -> None:
             error = response.json()["error"]
             assert (response.status_code, error["param"], error["code"]) == (400, "model", "unsupported")
             assert "3 labels" in error["message"]
+
+
+async def test_another_worker_computes_the_same_scores() -> None:
+    """A worker is lost within a batch: what it had is computed again, once, to the same bits."""
+    documents = [f"document {number} " * 9 for number in range(60)]
+    async with stepped(pooling="pairs") as served:
+        expected = await post(served.client, "/v1/rerank", query="q", documents=documents)
+    async with stepped("a", "b", pooling="pairs") as served:
+        lost: list[int] = []
+
+        async def kill() -> None:
+            await served.until(lambda: any(len(each.submits) > 20 for each in served.workers))
+            (busiest, *_) = sorted(served.workers, key=lambda each: -len(each.submits))
+            assert isinstance(busiest, EngineWorker)
+            lost.append(sum(len(handle.live) for handle in served.router.handles() if handle.name == busiest.name))
+            busiest.die()
+            busiest.come_back()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(kill)
+            answer = await post(served.client, "/v1/rerank", query="q", documents=documents)
+        assert answer["results"] == expected["results"]
+        assert answer["usage"] == expected["usage"]
+        submits = sum(len(each.submits) for each in served.workers)
+        assert lost[0] > 0
+        assert submits == len(documents) + lost[0]

@@ -26,7 +26,7 @@ ERNIE: dict[str, Any] = {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_num_
         ({"architectures": ["GraniteForCausalLM"], "mlp_bias": True}, "mlp_bias: True is not supported"),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling: 0 is not a number from"),
         ({"architectures": ["GraniteForCausalLM"], "logit_scale": 0.5}, "logit_scale: 0.5 is not supported, only 1"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures: .*not supported"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "architectures: .*not supported"),
         ({"architectures": ..., "model_type": "gpt2"}, "model_type: 'gpt2' is not supported"),
         ({"architectures": ..., "model_type": ["llama"]}, "model_type: .*not supported"),
         ({"hidden_size": "64"}, "hidden_size: '64' is not an integer"),

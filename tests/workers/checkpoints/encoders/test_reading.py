@@ -114,6 +114,8 @@ def test_layers_of_modernbert(tmp_path: Path) -> None:
     assert [rope.theta for rope in config.ropes] == [5000.0, 700.0]
 
 
+GEMMA = {**FIELDS["gemma3_text"], "model_type": "gemma3_text"}
+LLAMA = {**FIELDS["llama_bidirec"], "model_type": "llama_bidirec"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "activation": ({"hidden_act": "relu"}, "hidden_act: 'relu' is not supported"),
     "class": ({"architectures": ["BertForTokenClassification"]}, "architectures: 'BertForTokenClassification'"),
@@ -137,6 +139,10 @@ def test_what_is_not_supported_is_refused_by_its_field(tmp_path: Path, case: str
 @pytest.mark.parametrize(
     ("fields", "changes", "error"),
     [
+        (GEMMA, {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping: 30.0 is not supported"),
+        (LLAMA, {"pooling": "last"}, "pooling: 'last' is not supported, only avg"),
+        (LLAMA, {"architectures": ["LlamaBidirectionalForSequenceClassification"]}, "architectures: .* and no scores"),
+        (LLAMA, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters: are not supported: encoders"),
         (NOMIC, {"activation_function": "gelu"}, "activation_function: 'gelu' is not supported"),
         (NOMIC, {"moe_every_n_layers": 2}, "moe_every_n_layers: 2 is not supported"),
         (NOMIC, {"prenorm": True}, "prenorm: True is not supported"),

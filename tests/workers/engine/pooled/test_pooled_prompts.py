@@ -207,3 +207,48 @@ def test_a_pooled_prompt_keeps_its_slot_before_an_urgent_request() -> None:
     one.submit(EngineRequest(2, PROMPT[:6], max_tokens=2, urgency=Urgency.of("high", 0)))
     results += run(one, runner)
     assert [end.stream for result in results for end in result.ends] == [1, 2]
+
+
+@pytest.mark.parametrize("step_tokens", [1, 8])
+def test_streams_that_never_end_do_not_keep_a_text_waiting(step_tokens: int) -> None:
+    """All but one slot decode, and another prompt comes whenever one has left: a text gets its turn, and its share of
+    each step."""
+    runner = Recorder()
+    one = engine(runner, step_tokens)
+    stream = 1
+    for _ in range(6):
+        one.submit(EngineRequest(stream, PROMPT[:4], max_tokens=6))
+        stream += 1
+    text = stream
+    one.submit(pooled(text))
+    steps, result = 1, one.step()
+    while not any(end.stream == text for end in result.ends):
+        result, steps = one.step(), steps + 1
+        for _ in result.ends:
+            stream += 1
+            one.submit(EngineRequest(stream, PROMPT[:4], max_tokens=6))
+    assert vectors([result]) == {text: alone()}
+    # The six before it, with four tokens to compute and six to generate, and its own: each in turn if need be.
+    assert steps <= 6 * (4 + 6) + len(PROMPT) * (4 if step_tokens == 1 else 1)
+
+
+class Infinite(Recorder):
+    """The hidden states of a token are infinite, which a pooling of other tokens or an activation may hide."""
+
+    def hidden(self, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        states = super().hidden(chunks)
+        for chunk, rows in zip(chunks, states, strict=True):
+            rows[[token == PROMPT[5] for token in chunk.tokens]] = np.inf
+        return states
+
+
+@pytest.mark.parametrize("kind", ["cls", "last", "mean"])
+def test_hidden_states_that_are_not_finite_are_an_error_whatever_is_read_of_them(kind: str) -> None:
+    runner = Infinite()
+    one = engine(runner)
+    one.submit(pooled(1, PROMPT, kind))
+    one.submit(pooled(2, PROMPT[:5], kind))
+    results = run(one, runner)
+    failures = [failure for result in results for failure in result.failures]
+    assert [(each.stream, each.code) for each in failures] == [(1, ErrorCode.NOT_FINITE)]
+    assert vectors(results) == {2: alone(PROMPT[:5], kind)}

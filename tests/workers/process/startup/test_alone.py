@@ -118,8 +118,8 @@ def test_a_name_that_mlx_lm_maps_to_another_is_known(tmp_path: Path) -> None:
 
 
 def test_another_class_of_a_described_family_is_refused(tmp_path: Path) -> None:
-    path = config_with(tmp_path, model_type="llama", architectures=["LlamaForSequenceClassification"])
-    with pytest.raises(CheckpointError, match=r"architectures: \['LlamaForSequenceClassification'\] is not supported"):
+    path = config_with(tmp_path, model_type="llama", architectures=["LlamaForTokenClassification"])
+    with pytest.raises(CheckpointError, match=r"architectures: \['LlamaForTokenClassification'\] is not supported"):
         served_config(spec_of(path))
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from workers.checkpoints.architectures.tensors import Tensor
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.encoders.tensors import TABLES
 from workers.iree.model.decoder import Parameter
 from workers.iree.model.encoder.operations import EncoderOps, EncoderRows
-from workers.iree.model.ops import LayerNormWeights, RopeAngles
+from workers.iree.model.ops import LayerNormWeights, NormWeights, RopeAngles
 
 Weights = dict[str, Any]
 """The parameters by name: an array, or a `PackedMatrix` where the parameter is quantized."""
@@ -46,7 +47,7 @@ def encoder_parameters(tensors: Iterable[Tensor], dtype: str) -> list[Parameter]
     for tensor in tensors:
         matrix = tensor.matrix and tensor.name not in TABLES
         kind = dtype if tensor.matrix else "float32"
-        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, matrix, 0.0, tensor.orders))
+        out.append(Parameter(tensor.name, tensor.sources, matrix, kind, matrix, tensor.offset, tensor.orders))
     return out
 
 
@@ -55,13 +56,13 @@ def encode(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute all layers: the hidden states behind the last norm, float32 [rows, hidden], and the scratch cache."""
     live, layers = inputs.rows.live, len(config.plan)
-    word, other = _embeddings(config, ops, w, inputs)
-    x, h = ops.normed(word, other, _norm(config, w, "norm_embedding"), config.eps, live)
+    x, h = _first(config, ops, w, inputs)
     for number, layer in enumerate(config.plan):
         place = f"{number}."
-        qkv = ops.linear(h, w[f"{place}qkv"], 3 * config.hidden_size, w.get(f"{place}qkv_bias"), live)
+        qkv = ops.linear(h, w[f"{place}qkv"], config.qkv_width, w.get(f"{place}qkv_bias"), live)
         angles = inputs.angles(config, number)
-        mixed, scratch = ops.attend_both_ways(qkv, angles, scratch, layer, config, inputs.rows)
+        heads = (w[f"{place}norm_queries"], w[f"{place}norm_keys"]) if config.head_norms else None
+        mixed, scratch = ops.attend_both_ways(qkv, angles, heads, scratch, layer, config, inputs.rows)
         out, bias = w[f"{place}attention_out"], w.get(f"{place}attention_out_bias")
         delta = ops.linear(mixed, out, config.hidden_size, bias, live)
         if not config.pre_norm:
@@ -70,13 +71,26 @@ def encode(
                 x, _mlp(config, ops, w, place, h, live), _norm(config, w, f"{place}norm_mlp"), config.eps, live
             )
             continue
-        x, h = ops.norm(x, delta, None, _norm(config, w, f"{place}norm_mlp"), config.eps, live=live)
+        after = (w.get(f"{place}norm_mixed"), w.get(f"{place}norm_up"))
+        x, h = ops.norm(x, delta, after[0], _norm(config, w, f"{place}norm_mlp"), config.eps, live=live)
         delta = _mlp(config, ops, w, place, h, live)
         if number + 1 < layers:
-            x, h = ops.norm(x, delta, None, _norm(config, w, f"{number + 1}.norm_attention"), config.eps, live=live)
+            before = _norm(config, w, f"{number + 1}.norm_attention")
+            x, h = ops.norm(x, delta, after[1], before, config.eps, live=live)
         else:
-            x, h = ops.normed(x, delta, _norm(config, w, "norm"), config.eps, live)
+            x, h = ops.normed(x, delta, _norm(config, w, "norm"), config.eps, live, after[1])
     return x, scratch
+
+
+def _first(config: EncoderConfig, ops: EncoderOps, w: Weights, inputs: EncoderInputs) -> tuple[jax.Array, jax.Array]:
+    """Return the residual stream before the first layer, and what its attention reads."""
+    word, other = _embeddings(config, ops, w, inputs)
+    live = inputs.rows.live
+    if config.embedding_norm:
+        return ops.normed(word, other, _norm(config, w, "norm_embedding"), config.eps, live)
+    if config.embedding_scale != 1:
+        word = word * np.float32(np.asarray(config.embedding_scale, jnp.dtype(ops.dtype)))
+    return ops.norm(word, None, None, _norm(config, w, "0.norm_attention"), config.eps, live=live)
 
 
 def _embeddings(
@@ -104,5 +118,8 @@ def _mlp(
     return ops.linear(activated, down, hidden, w.get(f"{place}down_bias"), live)
 
 
-def _norm(config: EncoderConfig, w: Weights, name: str) -> LayerNormWeights:
+def _norm(config: EncoderConfig, w: Weights, name: str) -> NormWeights:
+    if config.rms:
+        weight: jax.Array = w[name]
+        return weight
     return LayerNormWeights(w[name], w.get(f"{name}_bias"))

@@ -7,7 +7,7 @@ whatever else is in the call.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,12 @@ from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, Attention, A
 from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.rowwise.norm import Norm, norm
 from workers.iree.model.kernel_calls import call, floats, named, words
-from workers.iree.model.ops import LayerNormWeights, Ops, RopeAngles, Shape
+from workers.iree.model.ops import LayerNormWeights, NormWeights, Ops, RopeAngles, Shape
 from workers.iree.model.plain_ops import NEGATIVE, PlainOps, rotate
 from workers.iree.model.tiled_ops import TiledOps
+
+HeadNorms: TypeAlias = tuple[jax.Array, jax.Array] | None
+"""The weights of the RMS norms of queries and keys, float32 [lanes of a head] each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +57,26 @@ class EncoderOps(Ops, Protocol):
         self,
         x: jax.Array,
         delta: jax.Array | None,
-        weights: LayerNormWeights,
+        weights: NormWeights,
         eps: float,
         live: jax.Array | None,
+        after: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the LayerNorm of x + delta, float32 [rows, width], and the same as an operand. Padding rows are
-        undefined."""
+        """Return the norm of x + delta, float32 [rows, width], and the same as an operand. With the weight `after`
+        delta's RMS norm is added. Padding rows are undefined."""
 
     def attend_both_ways(
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
+        heads: HeadNorms,
         scratch: jax.Array,
         layer: EncoderLayer,
         config: EncoderConfig,
         rows: EncoderRows,
     ) -> tuple[jax.Array, jax.Array]:
-        """Attend from float32 [rows, 3 * hidden] of queries, keys and values -> an operand of width hidden, and the
-        scratch cache."""
+        """Attend from float32 [rows, qkv_width] of queries, keys and values -> an operand of the queries' width, and
+        the scratch cache."""
 
 
 class TiledEncoderOps(TiledOps):
@@ -82,30 +87,35 @@ class TiledEncoderOps(TiledOps):
     def scratch_shape(self, config: EncoderConfig, capacity: int, sequences: int) -> Shape:
         """See `EncoderOps.scratch_shape`. Padding is written behind the rows that are attended to."""
         held = -(-capacity // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE + CAPACITY_MULTIPLE
-        return (1, 2, sequences, config.heads, held * config.head_dim)
+        return (1, 2, sequences, config.kv, held * config.head_dim)
 
     def normed(
         self,
         x: jax.Array,
         delta: jax.Array | None,
-        weights: LayerNormWeights,
+        weights: NormWeights,
         eps: float,
         live: jax.Array | None,
+        after: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """See `EncoderOps.normed`."""
         rows, width = x.shape
-        bias = weights.bias is not None
-        kind = Norm(delta is not None, False, True, centred=True, bias=bias, replaces=True)
-        name = named(f"baton_replacing_norm_{rows}_{width}_{int(bias)}", delta=delta, live=live)
+        centred = isinstance(weights, LayerNormWeights)
+        weight, bias = (weights.weight, weights.bias) if isinstance(weights, LayerNormWeights) else (weights, None)
+        biased = bias is not None
+        kind = Norm(delta is not None, after is not None, True, centred=centred, bias=biased, replaces=True)
+        name = f"baton_replacing_norm_{rows}_{width}_{int(biased)}{'' if centred else '_rms'}"
+        name = named(name, delta=delta, after=after, live=live)
         self.add_kernel(name, norm, rows, width, eps, self.arithmetic, kind, live=live is not None)
         results = (floats(rows, width), words(rows, row_stride(width, self.arithmetic)))
-        out: tuple[jax.Array, jax.Array] = call(name, results, x, delta, weights.weight, weights.bias, live)
+        out: tuple[jax.Array, jax.Array] = call(name, results, x, delta, after, weight, bias, live)
         return out
 
     def attend_both_ways(
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
+        heads: HeadNorms,
         scratch: jax.Array,
         layer: EncoderLayer,
         config: EncoderConfig,
@@ -114,21 +124,22 @@ class TiledEncoderOps(TiledOps):
         """See `EncoderOps.attend_both_ways`."""
         shape = self._shape(scratch, angles, config, rows)
         live = rows.live is not None
-        store = RopeAndCache(shape, self.arithmetic, config.eps, None)
+        store = RopeAndCache(shape, self.arithmetic, config.eps, None if heads is None else "each")
         name = f"baton_encoder_rope_and_cache_{shape.batch}_{shape.capacity}_{shape.rope_dims}"
         name = named(name, live=rows.live)
         self.add_kernel(name, rope_and_cache, store, live=live)
-        queries = words(len(qkv), config.hidden_size // self.arithmetic.per_word)
+        queries = words(len(qkv), config.query_width // self.arithmetic.per_word)
         cosines = () if angles is None else (angles.cos, angles.sin)
         place = jnp.asarray([0, 1], jnp.int32)
         results = (queries, jax.ShapeDtypeStruct(scratch.shape, scratch.dtype))
-        q, scratch = call(name, results, qkv, *cosines, rows.slots, rows.own, place, scratch, rows.live)
+        norms = () if heads is None else heads
+        q, scratch = call(name, results, qkv, *cosines, rows.slots, rows.own, place, *norms, scratch, rows.live)
         near = layer.window is not None
         kind = Attention(shape, self.arithmetic, layer.window or 0, threads=self.threads, around=near)
         name = f"baton_encoder_attention_{shape.batch}_{shape.capacity}_{kind.window}_{shape.rope_dims}"
         name = named(name, live=rows.live)
         self.add_kernel(name, attention, kind, live=live)
-        result = words(len(qkv), row_stride(config.hidden_size, self.arithmetic))
+        result = words(len(qkv), row_stride(config.query_width, self.arithmetic))
         operands = (q, rows.slots, rows.last, place, scratch, rows.own if near else None, rows.live)
         mixed: jax.Array = call(name, result, *operands)
         return mixed, scratch
@@ -141,13 +152,13 @@ class TiledEncoderOps(TiledOps):
             layers=1,
             slots=rows.sequences,
             query_heads=config.heads,
-            kv_heads=config.heads,
+            kv_heads=config.kv,
             head_dim=config.head_dim,
             capacity=scratch.shape[-1] // config.head_dim,
             attended=rows.capacity,
             batch=blocks,
             tokens=tokens,
-            scale=config.head_dim**-0.5,
+            scale=config.attention_scale,
             rope_dims=0 if angles is None else 2 * angles.cos.shape[-1],
         )
 
@@ -165,12 +176,17 @@ class PlainEncoderOps(PlainOps):
         self,
         x: jax.Array,
         delta: jax.Array | None,
-        weights: LayerNormWeights,
+        weights: NormWeights,
         eps: float,
         live: jax.Array | None,
+        after: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """See `EncoderOps.normed`."""
-        x = x if delta is None else x + delta
+        if delta is not None:
+            x = x + (delta if after is None else _unit(delta, eps) * after)
+        if not isinstance(weights, LayerNormWeights):
+            out = _unit(x, eps) * weights
+            return out, out.astype(self.dtype)
         centred = x - jnp.mean(x, -1, keepdims=True)
         scale = lax.rsqrt(jnp.mean(centred * centred, -1, keepdims=True) + np.float32(eps))
         out = centred * scale * weights.weight
@@ -181,6 +197,7 @@ class PlainEncoderOps(PlainOps):
         self,
         qkv: jax.Array,
         angles: RopeAngles | None,
+        heads: HeadNorms,
         scratch: jax.Array,
         layer: EncoderLayer,
         config: EncoderConfig,
@@ -188,14 +205,19 @@ class PlainEncoderOps(PlainOps):
     ) -> tuple[jax.Array, jax.Array]:
         """See `EncoderOps.attend_both_ways`."""
         blocks, tokens = rows.own.shape
-        heads = qkv.reshape(len(qkv), 3, config.heads, config.head_dim)
-        q, k, v = (heads[:, part] for part in range(3))
+        each, lanes, group = config.kv * config.head_dim, config.head_dim, config.heads // config.kv
+        split = jnp.split(qkv, [config.query_width, config.query_width + each], -1)
+        q, k, v = (part.reshape(len(qkv), -1, lanes) for part in split)
+        if heads is not None:
+            q, k = _unit(q, config.eps) * heads[0], _unit(k, config.eps) * heads[1]
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        shape = (blocks, tokens, config.heads, config.head_dim)
-        q, k, v = (each.reshape(shape).swapaxes(1, 2).astype(self.dtype) for each in (q, k, v))
+        if group > 1:
+            k, v = jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)
+        shape = (blocks, tokens, config.heads, lanes)
+        q, k, v = (part.reshape(shape).swapaxes(1, 2).astype(self.dtype) for part in (q, k, v))
         score = jnp.einsum("bhmd,bhnd->bhmn", q, k, preferred_element_type=jnp.float32)
-        score = score * np.float32(config.head_dim**-0.5)
+        score = score * np.float32(config.attention_scale)
         at = jnp.arange(tokens, dtype=jnp.int32)
         seen = at <= rows.last[:, :1, None]
         if layer.window is not None:
@@ -205,3 +227,8 @@ class PlainEncoderOps(PlainOps):
         mass = jnp.sum(weight, -1, keepdims=True)
         mixed = jnp.einsum("bhmn,bhnd->bhmd", weight.astype(self.dtype), v, preferred_element_type=jnp.float32) / mass
         return mixed.swapaxes(1, 2).reshape(len(qkv), -1).astype(self.dtype), scratch
+
+
+def _unit(x: jax.Array, eps: float) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) over the last dimension."""
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + np.float32(eps))

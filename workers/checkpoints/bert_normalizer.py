@@ -1,0 +1,43 @@
+"""The normalizer of BERT's tokenizers, which tokenizer_config.json describes: transformers makes it from there,
+whatever tokenizer.json has."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workers.checkpoints.json_files import CheckpointError
+
+CLASSES = frozenset(
+    f"{name}Tokenizer{kind}" for name in ("Bert", "DistilBert", "Electra", "MPNet") for kind in ("", "Fast")
+)
+"""Classes of transformers whose normalizer is this one."""
+FAMILIES = frozenset({"bert", "distilbert", "electra", "mpnet"})
+"""Models (`model_type`) that have such a class where tokenizer_config.json names none."""
+
+
+def with_bert_normalizer(
+    description: Mapping[str, Any], config_file: Path, config: Mapping[str, Any], family: Any
+) -> Mapping[str, Any]:
+    """Return tokenizer.json with the normalizer that transformers uses: `do_lower_case` (true by default),
+    `tokenize_chinese_chars` (true) and `strip_accents` (as `do_lower_case`) of tokenizer_config.json, for a tokenizer
+    of the classes that read these. Every other description is returned as it is. `family` is the model's `model_type`.
+    Raises `CheckpointError` for a value that is no boolean."""
+    normalizer, name = description.get("normalizer"), config.get("tokenizer_class")
+    of_bert = name in CLASSES if isinstance(name, str) else family in FAMILIES
+    if not of_bert or not isinstance(normalizer, Mapping) or normalizer.get("type") != "BertNormalizer":
+        return description
+    changed = {
+        "lowercase": _flag(config_file, config, "do_lower_case", default=True),
+        "handle_chinese_chars": _flag(config_file, config, "tokenize_chinese_chars", default=True),
+        "strip_accents": _flag(config_file, config, "strip_accents", default=None),
+    }
+    return {**description, "normalizer": {**normalizer, **changed}}
+
+
+def _flag(file: Path, config: Mapping[str, Any], name: str, *, default: bool | None) -> bool | None:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CheckpointError(file, name, f"{value!r} is not true or false")
+    return value
