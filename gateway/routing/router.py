@@ -205,8 +205,8 @@ class Router(Actor[WorkerNotice | Terminated]):
         limits: RequestTimeLimits,
         client: str,
     ) -> Iterator[LiveSequence]:
-        """Make the sequences of a request, one after the other. `tenant` returns that of a `cache_salt`; `adapter` is its
-        name on workers."""
+        """Make the sequences of a request, one after the other. `tenant` returns that of a `cache_salt`, and `adapter` is
+        its name on workers."""
         now, per_prompt = self._clock(), request.output.per_prompt
         queue_until = now + limits.queue_s if limits.queue_s else math.inf
         estimated = [prompt_tokens(each.input) for each in request.sequences[::per_prompt]]

@@ -13,7 +13,13 @@ from msgspec.structs import replace
 
 from tests.reference.vision.test_vision import as_file, picture
 from tests.vision_checkpoints import make_vision_checkpoint
-from tests.vision_checkpoints.projector_files import KINDS, PUBLISHED, make_language_model, make_projected, make_projector
+from tests.vision_checkpoints.projector_files import (
+    KINDS,
+    PUBLISHED,
+    make_language_model,
+    make_projected,
+    make_projector,
+)
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
 from workers.errors import LoadRefused
 from workers.inspection.inspection import Inspection

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from protocol.request import Image, Sampling
 from tests.reference.vision.processors import PIXTRAL, process, with_masks
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
-from tests.vision_checkpoints.projector_files import PUBLISHED, make_projected
+from tests.vision_checkpoints.projector_files import KINDS, PUBLISHED, make_projected
 from tests.workers.mlx.conftest import Load
 from workers.engine.embeddings.prompt_embeddings import PromptEmbeddings
 from workers.engine.runner import Chunk, DecodeRow, Runner
@@ -176,7 +176,7 @@ def test_logits_and_tokens_are_those_of_transformers(case: str, tmp_path: Path, 
     "family",
     [
         pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.exhaustive)
-        for name in sorted(VISION_FAMILIES)
+        for name in sorted(KINDS)
     ],
 )
 def test_logits_of_gguf_files_are_those_of_safetensors(family: str, tmp_path: Path, load: Load) -> None:
