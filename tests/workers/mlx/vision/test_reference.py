@@ -174,10 +174,7 @@ def test_logits_and_tokens_are_those_of_transformers(case: str, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.exhaustive)
-        for name in sorted(KINDS)
-    ],
+    [pytest.param(name, marks=() if name == "qwen3_vl" else pytest.mark.exhaustive) for name in sorted(KINDS)],
 )
 def test_logits_of_gguf_files_are_those_of_safetensors(family: str, tmp_path: Path, load: Load) -> None:
     small = family.startswith("qwen3")  # whose published images are larger than the context
