@@ -54,7 +54,9 @@ def make_retrieval(
     path.mkdir(parents=True)
     codes = np.sign(np.random.default_rng(64).standard_normal((VOCAB, CODE))).astype(np.float32)
     tensors = _tensors(codes, layers, hidden, ffn, seen)
-    write_safetensors(path / "model.safetensors", {name: each.astype(ml_dtypes.bfloat16) for name, each in tensors.items()})
+    write_safetensors(
+        path / "model.safetensors", {name: each.astype(ml_dtypes.bfloat16) for name, each in tensors.items()}
+    )
     config = _config(layers, hidden, ffn, max_positions)
     (path / "config.json").write_text(json.dumps(config))
     return path
@@ -73,8 +75,8 @@ def _tensors(codes: Matrix, layers: int, hidden: int, ffn: int, seen: int) -> di
     circuits = (_attend_before(hidden), _attend_equal(hidden, seen))
     for layer in range(layers):
         name = f"model.layers.{layer}."
-        queries, keys, values, output = circuits[layer] if layer < 2 else (np.zeros((LANES, hidden)),) * 3 + (
-            np.zeros((hidden, LANES)),
+        queries, keys, values, output = (
+            circuits[layer] if layer < 2 else (np.zeros((LANES, hidden)),) * 3 + (np.zeros((hidden, LANES)),)
         )
         tensors |= {
             f"{name}self_attn.q_proj.weight": queries,

@@ -1,6 +1,6 @@
 """What sparse prefill does to answers: needles in haystacks of 2,048 to 16,384 tokens.
 
-    python bench/overhead/needles.py [--prompts 2048 4096 8192 16384] [--keep 0.5 0.3 0.1] [--seen 64 8 6]
+    python bench/overhead/needles.py [--prompts 2048 4096 8192 16384] [--keep 0.5 0.3 0.1] [--seen 64 8]
         [--needles 10] [--backend mlx]
 
 The models are constructed (bench/constructed/retrieval.py): their weights are set so that they find a key of one token
@@ -114,9 +114,11 @@ def has(haystack: Haystack, value: tuple[int, ...], kept: Ranges) -> bool:
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--prompts", type=at_least(256), nargs="+", default=[2048, 4096, 8192, 16384], help="tokens")
-    parser.add_argument("--keep", type=share, nargs="+", default=[0.5, 0.3, 0.1], help="parts of a prompt that are kept")
+    parser.add_argument(
+        "--keep", type=share, nargs="+", default=[0.5, 0.3, 0.1], help="parts of a prompt that are kept"
+    )
     seen = {"type": int, "choices": range(1, CODE + 1), "metavar": "SIGNS"}
-    parser.add_argument("--seen", nargs="+", default=[64, 8, 6], help="signs of a token that draft models see", **seen)
+    parser.add_argument("--seen", nargs="+", default=[64, 8], help="signs of a token that draft models see", **seen)
     parser.add_argument("--needles", type=at_least(1), default=10, help="prompts of each length and depth")
     add_backend(parser)
     add_cache_dir(parser)
@@ -140,7 +142,9 @@ def run(args: argparse.Namespace) -> None:
         for seen in args.seen:
             small = make_retrieval(made, seen=seen)
             if seen == args.seen[0]:
-                print(f"{parameters(path)} parameters, {parameters(path) / parameters(small):.1f} times the draft model's")
+                print(
+                    f"{parameters(path)} parameters, {parameters(path) / parameters(small):.1f} times the draft model's"
+                )
                 print("seen  prompt  depth  whole  draft" + "".join(f"  keep {keep:.0%} (kept)" for keep in args.keep))
             draft = load(small, attention=True)
             try:
