@@ -83,7 +83,7 @@ def measure_speculation(args: argparse.Namespace, backend: str) -> None:
 
 def measure_peers(args: argparse.Namespace, backend: str) -> None:
     """The part `peers`."""
-    shapes = ("tiny", "tiny") if args.smoke else (args.model, args.draft_model)
+    shapes = ("tiny", "") if args.smoke else (args.model, args.draft_model)
     slots, context = (SMOKE_SLOTS, SMOKE_CONTEXT) if args.smoke else (PEER_SLOTS, 2 * ROOM)
     with ExitStack() as stack:
         engines = {f"Baton {backend}": speculating_peers.baton(stack, args.cache_dir, *shapes, backend, context, slots)}

@@ -60,10 +60,14 @@ def table(engines: Mapping[str, Mapping[str, Decode]], tokens: int, rounds: int)
 def baton(
     stack: ExitStack, folder: Path, shape: str, small: str, backend: str, context: int, slots: int
 ) -> dict[str, Decode]:
-    """Start a server for each mode, until the stack is closed: a step has as many rows as it has slots."""
-    model, draft = make_successor(folder, shape), make_successor(folder, small, AGREES)
+    """Start a server for each mode, until the stack is closed: a step has as many rows as it has slots. Without a shape
+    `small` there is no draft model."""
+    model = make_successor(folder, shape)
     setup = Setup(model, folder / "graphs", slots, context, backend=backend)
-    words = {OFF: (), LOOKUP: ("--speculate", "auto"), MODEL: ("--speculate", "auto", "--draft-model", str(draft))}
+    words: dict[str, tuple[str, ...]] = {OFF: (), LOOKUP: ("--speculate", "auto")}
+    if small:
+        draft = make_successor(folder, small, AGREES)
+        words[MODEL] = ("--speculate", "auto", "--draft-model", str(draft))
     return {mode: _baton_decode(stack.enter_context(server(setup, *more))) for mode, more in words.items()}
 
 
@@ -114,9 +118,8 @@ def mlx_lm(folder: Path, shape: str, small: str) -> dict[str, Decode]:
     from mlx_lm.generate import generate_step, speculative_generate_step
     from mlx_lm.utils import load_model
 
-    model, draft = (
-        load_model(path)[0] for path in (make_successor(folder, shape), make_successor(folder, small, AGREES))
-    )
+    model = load_model(make_successor(folder, shape))[0]
+    draft = load_model(make_successor(folder, small, AGREES))[0] if small else None
 
     def timed(steps: Iterator[Any], prompt: list[int], tokens: int) -> float:
         found = [int(next(steps)[0])]
@@ -134,4 +137,4 @@ def mlx_lm(folder: Path, shape: str, small: str) -> dict[str, Decode]:
         steps = speculative_generate_step(mx.array(prompt), model, draft, num_draft_tokens=DRAFTED, max_tokens=tokens)
         return timed(steps, prompt, tokens)
 
-    return {OFF: plain, MODEL: drafted}
+    return {OFF: plain} if draft is None else {OFF: plain, MODEL: drafted}
