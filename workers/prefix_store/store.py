@@ -17,7 +17,7 @@ from workers.prefix_store.entry import read_entry, stored_size
 from workers.prefix_store.pins import most_pinned
 from workers.prefix_store.read_ahead import ReadAhead
 
-QUEUED_BLOCKS = 8
+QUEUED_BLOCKS = 4
 """Blocks that wait to be written. A further one is not taken."""
 REST_S = 30.0
 """Seconds without writes after one has failed, as on a full disk."""

@@ -26,9 +26,7 @@ from workers.prefix_store.entry import stored_size
 from workers.prefix_store.store import PrefixStore
 
 SAVES_PER_STEP = 2
-"""Blocks that are read from their slots in one step, at least,"""
-SAVED_BYTES = 1 << 20
-"""and small ones of so many bytes together."""
+"""Blocks that are read from their slots in one step."""
 SEEN_BLOCKS = 32_768
 """Blocks that are remembered, to tell those that are asked for again."""
 IDLE_WAIT_S = 0.1
@@ -195,13 +193,11 @@ class PrefixTier:
         """
         self.unsaved = False
         self._budget.passed(step_s)
-        spent = self._store.take_spent_s()
-        if not idle:  # otherwise it has delayed nothing
-            self._budget.took(spent)
+        self._budget.took(self._store.take_spent_s())
         if not self._saves or not self._store.can_write():
             return
         held = [(slot, cached) for slot, cached in slots if cached.saved_blocks is not None]
-        left = max(SAVES_PER_STEP, SAVED_BYTES // self._block_bytes)
+        left = SAVES_PER_STEP
         for known in (True, False):
             for slot, cached in held:
                 most = min(self._wanted(cached), self._proven(cached)) if known else self._proven(cached)
@@ -209,7 +205,7 @@ class PrefixTier:
                     if not left or not (known or idle or self._budget.allows):
                         self.unsaved = True
                         return
-                    if not self._save(slot, cached, unsaved, idle=idle):
+                    if not self._save(slot, cached, unsaved, IDLE_WAIT_S if idle else 0.0):
                         self.unsaved = self._saves
                         return
                     left -= 1
@@ -273,21 +269,21 @@ class PrefixTier:
             return None
         return self._states.unsaved(cached, min(most, cached.saved_blocks))
 
-    def _save(self, slot: int, cached: CachedRows, unsaved: RowBlock | Snapshot, *, idle: bool) -> bool:
+    def _save(self, slot: int, cached: CachedRows, unsaved: RowBlock | Snapshot, wait_s: float) -> bool:
         if isinstance(unsaved, RowBlock):
-            return self._save_block(slot, cached, unsaved, idle=idle)
-        if not self._store.has_room(IDLE_WAIT_S if idle else 0.0):
+            return self._save_block(slot, cached, unsaved, wait_s)
+        if not self._store.has_room(wait_s):
             return False
         assert self._states is not None, "it has a state to save"
         self._states.save(cached, unsaved)
         return True
 
-    def _save_block(self, slot: int, cached: CachedRows, block: RowBlock, *, idle: bool) -> bool:
+    def _save_block(self, slot: int, cached: CachedRows, block: RowBlock, wait_s: float) -> bool:
         assert cached.saved_blocks is not None, "it has a block to save"
         if cached.saved_blocks and not self._store.holds(cached.blocks[cached.saved_blocks - 1]):
             cached.saved_blocks = None  # the store is too small: what comes after would not be found
             return True
-        if not self._store.has_room(IDLE_WAIT_S if idle else 0.0):
+        if not self._store.has_room(wait_s):
             return False
         start = cached.saved_blocks * self.block_rows
         began = time.thread_time()
@@ -297,8 +293,7 @@ class PrefixTier:
             self._saves = False
             self._log.error("prefix_not_saved", slot=slot, exc_info=error)
             return False
-        if not idle:
-            self._budget.took(time.thread_time() - began)
+        self._budget.took(time.thread_time() - began)
         self._store.offer(block, rows)
         cached.saved_blocks += 1
         return True

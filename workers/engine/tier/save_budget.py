@@ -20,8 +20,8 @@ class SaveBudget:
         self._left = min(BURST_S, self._left + SHARE * seconds)
 
     def took(self, seconds: float) -> None:
-        """Note that a save took so many seconds of threads beside other work. No more than a burst is owed: what was
-        saved in any case for hours does not end other saves for hours."""
+        """Note that a save took so many seconds of threads. No more than a burst is owed: what was saved in hours
+        without other work does not end saves for hours with it."""
         self._left = max(-BURST_S, self._left - DELAY * seconds)
 
     @property

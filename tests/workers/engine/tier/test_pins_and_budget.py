@@ -169,21 +169,3 @@ def test_no_more_than_a_burst_is_owed() -> None:
         budget.passed(passed)
         allowed.append(budget.allows)
     assert allowed == [False, True]
-
-
-def test_what_is_saved_without_other_work_is_not_owed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[float] = []
-    monkeypatch.setattr(SaveBudget, "took", lambda budget, seconds: taken.append(seconds))
-    engine = engine_with_tier(scripted(), tmp_path / "store")
-    assert engine._tier is not None
-    engine.submit(request(1))
-    while not any(end.stream == 1 for end in engine.step().ends):
-        pass
-    beside = len(taken)
-    while not engine.idle:
-        engine.step()
-    engine.settle()
-    assert len(files(tmp_path / "store")) >= BLOCKS
-    assert beside, "saves beside the answer are owed"
-    assert len(taken) == beside
-    engine.close()
