@@ -8,12 +8,12 @@ from math import ceil
 
 from workers.engine.runner import DraftHead
 
-DEBT_STEPS = 3.0
+DEBT_STEPS = 4.0
 """Steps whose time the head may lose in decode steps before it rests: a right one gains from its first draft on."""
 PROMPT_DEBT_STEPS = 24.0
 """Those that it may lose with the prompts that it has followed: their answers gain later."""
-LOST_STEPS = 2.0
-"""Steps whose time is counted as lost by one step at most: the process may have been suspended meanwhile."""
+LOST_STEPS = 0.75
+"""Steps whose time is counted as lost by one step at most: the process may have waited for the CPU meanwhile."""
 TRIAL_STEPS = 2.0
 """Those of a trial; so many must be gained for it to follow all sequences again."""
 FIRST_REST, LONGEST_REST = 1024, 1 << 14
