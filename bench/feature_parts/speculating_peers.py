@@ -40,19 +40,28 @@ def prompt_of(load: str, seed: int) -> list[int]:
     return randomness.choices(TOKENS[::2], k=PROMPT)  # no two of which follow each other
 
 
-def measure(decode: Decode, load: str, tokens: int, rounds: int) -> float:
-    """Return the median tokens a second; the first round does not count."""
-    return statistics.median([decode(prompt_of(load, seed), tokens) for seed in range(rounds + 1)][1:])
+def measure(modes: Mapping[str, Decode], load: str, tokens: int, rounds: int) -> dict[str, tuple[float, float]]:
+    """Return the median tokens a second of each mode, and that of its ratios to `off`. The modes take turns,
+    and the first round does not count."""
+    turns = [
+        {mode: decode(prompt_of(load, seed), tokens) for mode, decode in modes.items()} for seed in range(rounds + 1)
+    ][1:]
+    return {
+        mode: (
+            statistics.median(turn[mode] for turn in turns),
+            statistics.median(turn[mode] / turn[OFF] for turn in turns),
+        )
+        for mode in modes
+    }
 
 
 def table(engines: Mapping[str, Mapping[str, Decode]], tokens: int, rounds: int) -> Iterator[str]:
     """Yield the lines of engines by what drafts: tokens a second, and their ratio to those without drafts."""
     for name, modes in engines.items():
         for load in LOADS:
-            found = {mode: measure(decode, load, tokens, rounds) for mode, decode in modes.items()}
             shown = "".join(
-                f"  {mode} {speed:7.1f}{'' if mode == OFF else f' ({speed / found[OFF]:.2f}x)'}"
-                for mode, speed in found.items()
+                f"  {mode} {speed:7.1f}{'' if mode == OFF else f' ({ratio:.2f}x)'}"
+                for mode, (speed, ratio) in measure(modes, load, tokens, rounds).items()
             )
             yield f"  {name:9} {load:6}{shown}"
 

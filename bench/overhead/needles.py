@@ -47,7 +47,7 @@ SMOKE_MODEL = {"layers": 12, "hidden": 256, "ffn": 1024}
 
 
 class Reader:
-    """An engine that answers one prompt after the other. Prompts that begin alike are computed once."""
+    """An engine that answers one prompt after the other. A common beginning of prompts is computed once."""
 
     def __init__(self, runner: Runner, draft: Runner | None = None) -> None:
         sparse = None if draft is None else SparsePrefill(draft, DraftModel(draft))
