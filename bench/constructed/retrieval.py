@@ -29,8 +29,8 @@ BEFORE = 30.0
 MATCH = 48.0
 """Score of an equal token, where that of another one is 0 on average and deviates by an eighth of it."""
 _NOTED, _FOUND, _ONE = CODE, 2 * CODE, 3 * CODE
-"""Where the residual stream has the code of the token before, that of the token found, and a constant; its own code is
-first."""
+"""Places in the residual stream of the code of the token before, of that of the token found, and of a constant. The own
+code of a token is first."""
 
 Matrix = NDArray[np.float32]
 

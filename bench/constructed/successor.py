@@ -16,7 +16,7 @@ from tests.checkpoints import make_checkpoint, write_safetensors
 from workers.checkpoints.checkpoint import open_weights
 
 OTHER = 7
-"""How far on the next token of a draft model is where it does not agree."""
+"""Distance of the next token of a draft model where it does not agree."""
 
 
 def make_successor(folder: Path, shape: str, agrees: float = 1.0) -> Path:

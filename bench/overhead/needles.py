@@ -1,4 +1,4 @@
-"""What sparse prefill does to answers: needles in haystacks of 2,048 to 16,384 tokens.
+"""Answers that sparse prefill loses: needles in haystacks of 2,048 to 16,384 tokens.
 
     python bench/overhead/needles.py [--prompts 2048 4096 8192 16384] [--keep 0.5 0.3 0.1] [--seen 64 8]
         [--needles 10] [--backend mlx]
@@ -46,7 +46,7 @@ MODEL = {"layers": 4, "hidden": 768, "ffn": 2048}
 SMOKE_MODEL = {"layers": 12, "hidden": 256, "ffn": 1024}
 
 
-class Reader:
+class PromptReader:
     """An engine that answers one prompt after the other. A common beginning of prompts is computed once."""
 
     def __init__(self, runner: Runner, draft: Runner | None = None) -> None:
@@ -73,7 +73,7 @@ class Reader:
 
 def itself(draft: Runner, args: argparse.Namespace) -> dict[tuple[int, float], int]:
     """Return how many prompts of each length and depth the draft model answers, and leave its slots empty."""
-    reader, right = Reader(draft), dict.fromkeys(itertools.product(args.prompts, DEPTHS), 0)
+    reader, right = PromptReader(draft), dict.fromkeys(itertools.product(args.prompts, DEPTHS), 0)
     for length in args.prompts:
         for seed, depth in itertools.product(range(args.needles), DEPTHS):
             prompt, value = Haystack.of(seed, length).question(depth)
@@ -86,7 +86,7 @@ def itself(draft: Runner, args: argparse.Namespace) -> dict[tuple[int, float], i
 def table(model: Runner, draft: Runner, seen: int, args: argparse.Namespace) -> Iterator[str]:
     """Yield the lines of a draft model: right answers of `--needles` each."""
     alone = itself(draft, args)
-    reader = Reader(model, draft)
+    reader = PromptReader(model, draft)
     for length in args.prompts:
         whole = dict.fromkeys(DEPTHS, 0)
         cells = {depth: [[0, 0] for _ in args.keep] for depth in DEPTHS}

@@ -10,7 +10,7 @@ import pytest
 
 from bench.constructed.needles import SPACING, VALUE, Haystack
 from bench.constructed.retrieval import CODE, make_retrieval, parameters
-from bench.overhead.needles import MODEL, SLOTS, Reader, has
+from bench.overhead.needles import MODEL, SLOTS, PromptReader, has
 from tests.workers.iree.conftest import Load, fetch_all
 from workers.engine.sparse.cost import LEAST_RATIO
 from workers.iree.runner import IreeRunner
@@ -43,7 +43,7 @@ def empty(runner: IreeRunner) -> None:
 
 def test_the_whole_prompt_answers_every_question_at_16384_tokens(model: IreeRunner) -> None:
     haystack = Haystack.of(3, LONG)
-    reader, depths = Reader(model), [at / 32 for at in range(33)]
+    reader, depths = PromptReader(model), [at / 32 for at in range(33)]
     asked = [haystack.question(depth) for depth in depths]
     assert {len(prompt) for prompt, _ in asked} == {LONG}
     assert len(haystack.needles) == (LONG - 1) // SPACING
@@ -56,7 +56,7 @@ def test_a_sparse_prompt_answers_what_it_has_kept(model: IreeRunner, folder: Pat
     path = make_retrieval(folder, seen=seen)
     with closing(load(path, dtype="bfloat16", slots=SLOTS, context=LONG + 64, attention=True)) as draft:
         fetch_all(draft, PREFILL)
-        reader, right = Reader(model, draft), 0
+        reader, right = PromptReader(model, draft), 0
         haystack = Haystack.of(5, SHORT)
         for depth in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
             prompt, value = haystack.question(depth)
