@@ -32,7 +32,7 @@ _NOTED, _FOUND, _ONE = CODE, 2 * CODE, 3 * CODE
 """Places in the residual stream of the code of the token before, of that of the token found, and of a constant. The own
 code of a token is first."""
 
-Matrix = NDArray[np.float32]
+Matrix = NDArray[Any]
 
 
 def make_retrieval(
@@ -71,7 +71,11 @@ def _tensors(codes: Matrix, layers: int, hidden: int, ffn: int, seen: int) -> di
     embedding, head = np.zeros((2, VOCAB, hidden), np.float32)
     embedding[:, :CODE], embedding[:, _ONE] = codes, np.sqrt(CODE)
     head[:, _FOUND : _FOUND + CODE] = codes
-    tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": head, "model.norm.weight": np.ones(hidden)}
+    tensors: dict[str, Matrix] = {
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": head,
+        "model.norm.weight": np.ones(hidden),
+    }
     circuits = (_attend_before(hidden), _attend_equal(hidden, seen))
     for layer in range(layers):
         name = f"model.layers.{layer}."
