@@ -83,16 +83,20 @@ def measure_speculation(args: argparse.Namespace, backend: str) -> None:
 
 def measure_peers(args: argparse.Namespace, backend: str) -> None:
     """The part `peers`."""
-    shapes = ("tiny", "") if args.smoke else (args.model, args.draft_model)
+    shape, small = ("tiny", "") if args.smoke else (args.model, args.draft_model)
     slots, context = (SMOKE_SLOTS, SMOKE_CONTEXT) if args.smoke else (PEER_SLOTS, 2 * ROOM)
     with ExitStack() as stack:
-        engines = {f"Baton {backend}": speculating_peers.baton(stack, args.cache_dir, *shapes, backend, context, slots)}
+        engines = {
+            f"Baton {backend}": speculating_peers.baton(stack, args.cache_dir, shape, small, backend, context, slots)
+        }
         if backend == "mlx" and "mlx-lm" in args.peers:
-            engines["mlx-lm"] = speculating_peers.mlx_lm(args.cache_dir, *shapes)
+            engines["mlx-lm"] = speculating_peers.mlx_lm(args.cache_dir, shape, small)
         if backend == "iree" and "llama.cpp" in args.peers and not args.smoke:
             try:
                 threads = usable_cores()
-                engines["llama.cpp"] = speculating_peers.llama_cpp(stack, args.cache_dir, *shapes, threads, context)
+                engines["llama.cpp"] = speculating_peers.llama_cpp(
+                    stack, args.cache_dir, shape, small, threads, context
+                )
             except PeerError as error:
                 print(f"  llama.cpp is left out: {error}")
         for line in speculating_peers.table(engines, args.max_tokens, args.rounds):

@@ -17,6 +17,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -117,7 +118,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=share, nargs="+", default=[0.5, 0.3, 0.1], help="parts of a prompt that are kept"
     )
-    seen = {"type": int, "choices": range(1, CODE + 1), "metavar": "SIGNS"}
+    seen: dict[str, Any] = {"type": int, "choices": range(1, CODE + 1), "metavar": "SIGNS"}
     parser.add_argument("--seen", nargs="+", default=[64, 8], help="signs of a token that draft models see", **seen)
     parser.add_argument("--needles", type=at_least(1), default=10, help="prompts of each length and depth")
     add_backend(parser)
