@@ -17,6 +17,8 @@ from workers.engine.runner import Chunk, DecodeRow, Runner
 from workers.engine.speculation.speculator import Speculator
 from workers.sampling.sample_spec import SampleSpec
 
+TURN_S = 0.005
+"""Seconds of a turn; a step that takes longer is one by itself."""
 RESAMPLES = 400
 GROUP = 20
 """Pairs that are resampled together: neighbours meet the same load."""
@@ -60,11 +62,15 @@ class Side:
     """One of the engines, with as many streams as it is kept at."""
 
     def __init__(
-        self, half: HalfRunner, speculator: Speculator | None, streams: int, request: Callable[[int], EngineRequest]
+        self,
+        runner: HalfRunner | Runner,
+        speculator: Speculator | None,
+        streams: int,
+        request: Callable[[int], EngineRequest],
     ) -> None:
         """`request` makes the request of a stream; both sides have the same ones."""
         self._engine = BatchEngine(
-            half,  # type: ignore[arg-type]  # nothing else of a runner is used
+            runner,  # type: ignore[arg-type]  # nothing else of a runner is used
             max_queue=streams,
             step_tokens=1 << 20,
             prefixes=PrefixPolicy(enabled=False),

@@ -2,14 +2,14 @@
 
 110m is a Llama (12 layers, width 768, 12/4 heads, MLP 2048, vocabulary 32000), 0.5b is Qwen2.5-0.5B (24 layers, width
 896, 14/2 heads, MLP 4864, vocabulary 151936, biases), both with tied embeddings; 110m-yarn is the first with positions
-extended by YaRN from 8192, 110m-uneven has widths that a CPU pads to those of the first, 10m drafts for the first (2
-layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads of 256 lanes, MLP 2048, vocabulary
-262144), granite-4.0-h-350m is Granite-4.0-H-350M (32 layers, of which 4 attend and 28 are Mamba-2 of 48 heads, width
-768, 12/4 heads, MLP 2048, vocabulary 100352), lfm2-350m is LFM2-350M (16 layers, of which 6 attend, width 1024, 16/8
-heads, MLP 4608, vocabulary 65536), lfm2-1.2b is LFM2-1.2B (width 2048, 32/8 heads, MLP 8192), qwen3.5-0.8b is
-Qwen3.5-0.8B (24 layers, of which 6 attend, width 1024, 8/2 heads of 256 lanes, MLP 3584, vocabulary 248320),
-deepseek-0.4b is like DeepSeek-V2-Lite, smaller, granite-moe-1b is Granite-3.0-1B-A400M (24 layers, width 1024, 16/8
-heads, 8 of 32 experts of width 512, vocabulary 49152), and tiny is for `--smoke`.
+extended by YaRN from 8192, 3m has the size of the built-in model, 110m-uneven has widths that a CPU pads to those of
+the first, 10m drafts for the first (2 layers, width 256), gemma3-270m is Gemma-3-270M (18 layers, width 640, 4/1 heads
+of 256 lanes, MLP 2048, vocabulary 262144), granite-4.0-h-350m is Granite-4.0-H-350M (32 layers, of which 4 attend and
+28 are Mamba-2 of 48 heads, width 768, 12/4 heads, MLP 2048, vocabulary 100352), lfm2-350m is LFM2-350M (16 layers, of
+which 6 attend, width 1024, 16/8 heads, MLP 4608, vocabulary 65536), lfm2-1.2b is LFM2-1.2B (width 2048, 32/8 heads, MLP
+8192), qwen3.5-0.8b is Qwen3.5-0.8B (24 layers, of which 6 attend, width 1024, 8/2 heads of 256 lanes, MLP 3584,
+vocabulary 248320), deepseek-0.4b is like DeepSeek-V2-Lite, smaller, granite-moe-1b is Granite-3.0-1B-A400M (24 layers,
+width 1024, 16/8 heads, 8 of 32 experts of width 512, vocabulary 49152), and tiny is for `--smoke`.
 """
 
 import hashlib
@@ -33,6 +33,7 @@ _LLAMA_110M: dict[str, Any] = {
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "110m": _LLAMA_110M,
+    "3m": {**_LLAMA_110M, "layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 2048},
     "10m": {**_LLAMA_110M, "layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 768},
     "0.5b": {
         "family": "qwen2",

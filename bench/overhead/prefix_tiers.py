@@ -1,7 +1,7 @@
 """Gain of the prefix tier, and its cost where it cannot gain.
 
     python bench/overhead/prefix_tiers.py [--parts first,gap,cost] [--backend mlx] [--prompt 2048]
-        [--gap-prompts 100,3400]
+        [--gap-prompts 100,3400] [--gap-servers with] [--gap-rounds 3]
 
 All servers have one active worker of a shape with random weights. Each prompt is of random tokens.
 
@@ -9,7 +9,7 @@ All servers have one active worker of a shape with random weights. Each prompt i
          in a slot, after --others other requests, after the worker was killed and replaced, after the server was
          restarted, and on another server beside the first
   gap    the longest time between two chunks of --streams streams whose worker is killed, with a standby, for prompts of
-         --gap-prompts tokens, with the tier and without it
+         --gap-prompts tokens, with the tier and without it (or with one of them, by --gap-servers)
   cost   the tokens a second, prompts included, of --streams streams of prompts that nobody sends again, with the tier
          and without it, in pairs of which the first is each in turn: the median of their ratios, with its confidence
          interval of 95 %
@@ -49,6 +49,8 @@ from bench.harness.sse_client import StreamedAnswer, request
 from workers.process.backends import load_runner
 
 PARTS = ("first", "gap", "cost")
+SERVERS = WITHOUT, WITH = "without", "with"
+"""Servers of `gap` by whether they have a tier."""
 TIER_BYTES = 4 << 30
 QUESTION = 16
 """Tokens after the system prompt."""
@@ -120,6 +122,11 @@ def wait_replaced(url: str, pid: int) -> None:
     raise TimeoutError(f"the workers are not ready after {READY_S:g} s")
 
 
+def wait_ready(url: str) -> None:
+    """Wait until all workers are ready."""
+    wait_replaced(url, -1)
+
+
 def tier(directory: Path, size: int = TIER_BYTES) -> tuple[str, ...]:
     """Return the options of a server with a tier in this directory."""
     return ("--prefix-cache-bytes", str(size), "--prefix-cache-dir", str(directory))
@@ -185,21 +192,19 @@ async def gaps(url: str, asker: Asker, streams: int, length: int, tokens: int) -
 def measure_gap(setup: Setup, args: argparse.Namespace, directory: Path) -> None:
     print(f"longest gap of {args.streams} streams whose worker is killed, with a standby, ms: median and most")
     for length in args.gap_prompts:
-        line = []
-        for words in ((), tier(directory)):
-            asker = Asker(2)
-            with server(setup, "--standby", "1", *words) as url:
-                until = time.monotonic() + READY_S
-                while not all(worker["state"] == "ready" for worker in workers(url)) and time.monotonic() < until:
-                    time.sleep(0.1)
-                longest = asyncio.run(gaps(url, asker, args.streams, length, args.gap_tokens))
-            line.append((statistics.median(longest), max(longest)))
-        off, on = line
-        print(
-            f"  {length:6} tokens: without {off[0]:8.0f} {off[1]:8.0f}   with {on[0]:8.0f} {on[1]:8.0f}"
-            f"   {off[0] / on[0]:6.1f} x {off[1] / on[1]:6.1f} x",
-            flush=True,
-        )
+        found: dict[str, tuple[float, float]] = {}
+        for name in args.gap_servers:
+            asker, longest = Asker(2), list[float]()
+            with server(setup, "--standby", "1", *(tier(directory) if name == WITH else ())) as url:
+                for _ in range(args.gap_rounds):
+                    wait_ready(url)
+                    longest += asyncio.run(gaps(url, asker, args.streams, length, args.gap_tokens))
+            found[name] = statistics.median(longest), max(longest)
+        shown = "".join(f"   {name} {middle:8.0f} {most:8.0f}" for name, (middle, most) in found.items())
+        if len(found) == len(SERVERS):
+            off, on = (found[name] for name in SERVERS)
+            shown += f"   {off[0] / on[0]:6.1f} x {off[1] / on[1]:6.1f} x"
+        print(f"  {length:6} tokens:{shown}", flush=True)
 
 
 async def rate(url: str, asker: Asker, streams: int, length: int, tokens: int) -> float:
@@ -258,6 +263,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gap-prompts", type=levels, default="100,3400", help="tokens of prompts, by commas")
     parser.add_argument("--streams", type=at_least(1), default=8, help="streams at once")
     parser.add_argument("--gap-tokens", type=at_least(8), default=600, help="tokens of an answer of `gap`")
+    parser.add_argument("--gap-servers", nargs="+", choices=SERVERS, default=list(SERVERS), help="the tier of `gap`")
+    parser.add_argument("--gap-rounds", type=at_least(1), default=1, help="kills of each server of `gap`")
     parser.add_argument("--tokens", type=at_least(8), default=100, help="tokens of an answer of `cost`")
     parser.add_argument("--cost-prompt", type=at_least(1), default=512, help="tokens of a prompt of `cost`")
     parser.add_argument("--cost-rounds", type=at_least(1), default=8, help="bursts of each server")

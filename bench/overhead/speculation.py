@@ -31,7 +31,7 @@ from bench.harness.command_line import above_zero, at_least, command_line, parse
 from bench.harness.dictated_answers import LOADS, DictatedAnswers
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_backend, add_cache_dir, add_quantize
-from bench.harness.paired_engines import HalfRunner, Ratio, Side, compared, take_turns
+from bench.harness.paired_engines import TURN_S, HalfRunner, Ratio, Side, compared, take_turns
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from models import builtin_path
 from protocol.events import Gauges
@@ -48,8 +48,6 @@ CONTEXT = 1024
 SLOTS = 8
 BUILTIN = "builtin"
 PARTS = ("gain", "cannot-gain")
-TURN_S = 0.005
-"""Seconds of a turn; a step that takes longer is one by itself."""
 QUESTIONS = (
     "Hello! Who are you?",
     "What is the capital of France? Tell me more.",

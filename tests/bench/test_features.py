@@ -1,11 +1,17 @@
-"""The comparison of `bench/features.py --parts equality`: each difference between two answers is found."""
+"""The comparison of `bench/features.py --parts equality`: each difference between two answers is found. The model whose
+answers are known, by which `--parts peers` compares engines."""
 
 from copy import deepcopy
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.constructed.successor import answer, make_successor
 from bench.feature_parts.equality import differences
+from bench.feature_parts.speculating_peers import LOADS, mlx_lm, prompt_of, table
+from bench.harness.shapes import TOKENS
 from cli.chaos.http_client import ClientRequest
 from cli.chaos.transcript import ChoiceTranscript, Transcript
 
@@ -40,3 +46,27 @@ def test_every_kind_of_difference_is_found(changed: dict[str, Any], problem: str
     (line,) = differences([REQUEST], *answers)
     assert line.startswith("request 0, ")
     assert problem in line
+
+
+def test_the_answer_is_in_one_prompt_and_not_in_the_other() -> None:
+    quoted, new = (prompt_of(load, 3) for load in LOADS)
+    following = answer(quoted[-1], 8)
+    assert any(quoted[at : at + 8] == following for at in range(len(quoted)))
+    pairs = set(pairwise(new))
+    assert not any((token, TOKENS[at + 1]) in pairs for at, token in enumerate(TOKENS[:-1]))
+    assert answer(TOKENS[-1], 2) == [TOKENS[0], TOKENS[1]]
+
+
+def test_engines_are_compared_by_the_same_answers(tmp_path: Path) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+    assert make_successor(tmp_path, "tiny", 0.9).name == "successor-tiny-0.9"
+    for decode in mlx_lm(tmp_path, "tiny", "tiny").values():
+        assert decode([TOKENS[9], TOKENS[4]], 6) > 0.0, "it ends the process if the answer is another one"
+
+
+def test_each_engine_is_shown_beside_itself_without_drafts() -> None:
+    speeds = {"off": lambda *_: 10.0, "lookup": lambda *_: 25.0}
+    lines = list(table({"one": speeds}, 12, 1))
+    assert [line.split() for line in lines] == [
+        ["one", load, "off", "10.0", "lookup", "25.0", "(2.50x)"] for load in LOADS
+    ]

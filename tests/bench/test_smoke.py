@@ -175,6 +175,7 @@ OUTPUT: dict[str, list[str]] = {
     "bench/overhead/mtp.py": [rf"^right +1( +{P}){{3}} +{N} +{N}%$"],
     "bench/overhead/scheduler.py": [rf"^ +{rows} +{P} +{P} +{P}$" for rows in (1, 8, 64)],
     "bench/overhead/draft_model.py": [rf"^ +0\.90 +1( +{P}){{3}} +{N} +{N}%$"],
+    "bench/overhead/needles.py": [r"^ +64 +512 +(10|50|90)% +2 +2 +2 \( 2\)$"],
     "bench/overhead/sparse_prefill.py": [rf"^ +256 +96( +{N}){{2}} +{P}$"],
     "bench/overhead/speculation.py": [
         *(
@@ -317,6 +318,7 @@ FURTHER = {
     "bench/evaluation/vision_gguf_equality.py",
     "bench/overhead/kv_precision.py",
     "bench/overhead/mtp.py",
+    "bench/overhead/needles.py",
     "bench/overhead/sparse_prefill.py",
     "bench/overhead/speculation.py",
     "bench/peers/cold_start.py",

@@ -8,11 +8,13 @@ from math import ceil
 
 from workers.engine.runner import DraftHead
 
-DEBT_STEPS = 8.0
-"""Steps whose time the head may lose in decode steps before it rests."""
-PROMPT_DEBT_STEPS = 64.0
+DEBT_STEPS = 4.0
+"""Steps whose time the head may lose in decode steps before it rests: a right one gains from its first draft on."""
+PROMPT_DEBT_STEPS = 24.0
 """Those that it may lose with the prompts that it has followed: their answers gain later."""
-TRIAL_STEPS = 4.0
+LOST_STEPS = 0.75
+"""Steps whose time is counted as lost by one step at most: the process may have waited for the CPU meanwhile."""
+TRIAL_STEPS = 2.0
 """Those of a trial; so many must be gained for it to follow all sequences again."""
 FIRST_REST, LONGEST_REST = 1024, 1 << 14
 """Steps between two trials: twice as many after each one that fails."""
@@ -54,9 +56,9 @@ class HeadUpkeep:
         followed, prompts = self._head.followed_s, self._head.prompts_s
         before, self._spent = self._spent or (0.0, 0.0), (followed, prompts)
         if step_s > 0.0:
-            gained -= followed - before[0]
-            self._balance = min(self._balance + gained / step_s, DEBT_STEPS)
-            self._whole = min(self._whole + (gained - (prompts - before[1])) / step_s, DEBT_STEPS)
+            steps = max((gained - (followed - before[0])) / step_s, -LOST_STEPS)
+            self._balance = min(self._balance + steps, DEBT_STEPS)
+            self._whole = min(self._whole + steps - (prompts - before[1]) / step_s, DEBT_STEPS)
         if self._on_trial and self._balance >= TRIAL_STEPS:
             self._on_trial, self._rest = False, FIRST_REST
             self._begin(None)

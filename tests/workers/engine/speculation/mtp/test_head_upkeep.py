@@ -10,6 +10,7 @@ from workers.engine.speculation.mtp.head_upkeep import (
     FIRST_REST,
     LONGEST_REST,
     LOSS,
+    LOST_STEPS,
     PROMPT_DEBT_STEPS,
     TRIAL_STEPS,
     HeadUpkeep,
@@ -106,6 +107,16 @@ def test_prompts_may_cost_more_before_their_answers_gain() -> None:
     while not upkeep.step(1.0, 0.0):
         rested += 1
     assert rested + 1 == (PROMPT_DEBT_STEPS + 1) / LOSS, "a trial that took longer is paid for by a longer rest"
+
+
+def test_few_steps_that_were_interrupted_end_nothing() -> None:
+    head = Head(0.0)
+    upkeep = HeadUpkeep(head)
+    for _ in range(int(DEBT_STEPS / LOST_STEPS)):
+        upkeep.step(1.0, -100.0)
+        assert head.followed == [None]
+    upkeep.step(1.0, -100.0)
+    assert head.followed == [None, 0]
 
 
 def test_a_step_of_unknown_cost_counts_nothing() -> None:

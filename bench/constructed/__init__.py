@@ -1,0 +1,1 @@
+"""Checkpoints whose weights are computed, so that their answers are known."""
