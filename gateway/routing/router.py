@@ -205,7 +205,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         limits: RequestTimeLimits,
         client: str,
     ) -> Iterator[LiveSequence]:
-        """Make the sequences of a request, one after the other. `tenant` returns that of a `cache_salt`, and `adapter` is
+        """Make the sequences of a request, one after the other. `tenant` returns that of a `cache_salt`; `adapter` is
         its name on workers."""
         now, per_prompt = self._clock(), request.output.per_prompt
         queue_until = now + limits.queue_s if limits.queue_s else math.inf

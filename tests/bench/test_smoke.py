@@ -208,7 +208,7 @@ OUTPUT: dict[str, list[str]] = {
     "bench/peers/mlx_vlm.py": [r"^mlx-vlm: (not )?installed$"],
     "bench/peers/llama_cpp.py": [r"^cmake: ", r"^llama-server: (not built|runs)$"],
     "bench/evaluation/vision_gguf_equality.py": [rf"^qwen2_vl +{P} +{P} bytes, llama.cpp not measured$"],
-    "bench/peers/gguf_equality.py": [r"^qwen3 +f32 +4 of 4 +not measured$"],
+    "bench/evaluation/gguf_equality.py": [r"^qwen3 +f32 +4 of 4 +not measured$"],
     "bench/peers/weights/to_gguf.py": [rf"{kind}\.gguf: 20 tensors, {kind}, {P} MB$" for kind in KINDS],
     "bench/peers/rivals.py": [
         rf"^\| tiny bf16, decode 2 +\| +{P} \|$",
@@ -314,7 +314,7 @@ FURTHER = {
     "bench/overhead/draft_model.py",
     "bench/overhead/mlx_runner.py",
     "bench/overhead/prefix_tiers.py",
-    "bench/peers/gguf_equality.py",
+    "bench/evaluation/gguf_equality.py",
     "bench/evaluation/vision_gguf_equality.py",
     "bench/overhead/kv_precision.py",
     "bench/overhead/mtp.py",

@@ -1,4 +1,4 @@
-"""Child process of `bench/peers/gguf_equality.py`: llama.cpp's own converter, `convert_hf_to_gguf.py`.
+"""Child process of `bench/evaluation/gguf_equality.py`: llama.cpp's own converter, `convert_hf_to_gguf.py`.
 
 python bench/peers/children/convert_to_gguf.py SOURCE CHECKPOINT FILE.gguf KIND [OPTION]
 

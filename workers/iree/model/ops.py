@@ -37,7 +37,7 @@ class StepRows:
     @property
     def scattered(self) -> bool:
         """Every sequence has one row, as in a decode step."""
-        return self.rows.shape[1] == 1
+        return int(self.rows.shape[1]) == 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,10 +142,13 @@ class _Lanes:
         b = group * sizes.state + sizes.inner
         c = b + sizes.groups * sizes.state
 
+        following = self._following
+
         def add(index: Value, totals: list[Value]) -> list[Value]:
             out: list[Value] = []
-            for line in range(0, sums * columns if self._following is not None else 0, LANES):
-                self._states.state.prefetch([self._following + index * columns + line])
+            if following is not None:
+                for line in range(0, sums * columns, LANES):
+                    self._states.state.prefetch([following + index * columns + line])
             for part in range(sums):
                 weight, reads = (self._x.load([at, first + index + part]).broadcast() for first in (b, c))
                 before, after = (matrix + (index + part) * columns for matrix in matrices)

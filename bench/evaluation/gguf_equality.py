@@ -1,6 +1,6 @@
 """GGUF files that llama.cpp's own tools make, served by Baton and by llama.cpp: greedy tokens of both.
 
-    python bench/peers/gguf_equality.py [--families qwen3 lfm2] [--kinds f32 f16] [--prompts 8] [--tokens 24]
+    python bench/evaluation/gguf_equality.py [--families qwen3 lfm2] [--kinds f32 f16] [--prompts 8] [--tokens 24]
 
 For each family a small checkpoint of random weights is made and converted by llama.cpp's `convert_hf_to_gguf.py`, and
 by its `llama-quantize` for the kinds that it names (Q4_K_M and so on). Baton computes the checkpoint and the file, and
