@@ -32,6 +32,7 @@ class HalfRunner:
         self._first = first
         self.capabilities = replace(runner.capabilities, slots=slots, decode_rows=slots, draft_rows=2 * slots)
         self.graphs_failed = 0
+        self.vision = None
 
     def fits(self, rows: int) -> bool:
         return self._runner.fits(rows)
