@@ -38,7 +38,7 @@ PROJECTED = [case for case in CASES if case.values[0] in KINDS]
 """The families whose towers may be in a GGUF file."""
 CENTRED = ("gemma3", "qwen3_5")
 """Families whose norms are rounded once more when files have them with the one that is added to them."""
-LAYERS = {"lfm2_vl": 4, "qwen3_5": 4}
+LAYERS = {"lfm2_vl": 4, "qwen3_5": 4, "qwen3_5_moe": 4}
 """Layers of the language models; fewer are compiled sooner."""
 
 
