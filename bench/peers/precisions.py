@@ -23,5 +23,5 @@ PRECISIONS = {
 }
 """Random weights have near-ties, which rounding to bfloat16 in other places decides differently; after one the texts
 differ. Of another model, such as one with its rotary pairs in another order, hardly any token would be the same."""
-ALONE = {"mxfp4": Precision("bfloat16", "", "q4_0", 0.0)}
+ALONE = {name: Precision("bfloat16", "", "q4_0", 0.0) for name in ("mxfp4", "nvfp4")}
 """Precisions that are measured without a peer."""
