@@ -36,6 +36,6 @@ def test_matrices_are_the_nearest_values_of_fp4(tmp_path: Path, mode: Fp4Mode, g
         assert quantized.format.group == group
         groups = np.abs(weights).reshape(len(weights), -1, group).max(-1).repeat(group, 1)
         # Values up to 6 are a quarter of the largest power of two apart, or clipped at three quarters of the next one.
-        # Small numbers of FP8 are 2**-9 apart: a scale may be too small by half of that, of which 6 are the largest value.
+        # Small scales in FP8 are 2**-9 apart: half of that may be missing, 6 times in the largest value.
         rounded = 6 * 2**-10 if mode == "nvfp4" else 0.0
         assert (np.abs(quantized.dequantize() - weights) <= groups / 4 + rounded + 1e-6).all()
