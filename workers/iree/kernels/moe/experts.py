@@ -25,9 +25,8 @@ MAX_TILES = 4
 """The most tiles of one half that are summed at once."""
 MANY_WORKGROUPS = 64
 """Workgroups for each thread that are so many that eight at a time, as they are handed out then, are few."""
-PAIR_BLOCKS = (8, 4, 3, 2, 1)
-"""Pairs of one expert that are summed at once: as many as there are left. A few are one block, because memory is idle
-while a second one reads the same weights from L2."""
+PAIR_BLOCKS = (8, 2, 1)
+"""Pairs of one expert that are summed at once: as many as there are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,8 @@ class ExpertPartition:
         return [size for size in PAIR_BLOCKS if size <= min(most, self.mixture.rows)]
 
     def max_tiles(self, accumulators: int) -> Callable[[int], int]:
-        """Return a function of the number of pairs: how many tiles to sum at once with so many accumulators, the most
-        that divide the unit."""
-        fitting = [tiles for tiles in range(1, self.unit + 1) if self.unit % tiles == 0]
-        return lambda pairs: max(tiles for tiles in fitting if tiles == 1 or tiles * pairs <= accumulators)
+        """Return a function of the number of pairs: how many tiles to sum at once with so many accumulators."""
+        return lambda pairs: max(1, math.gcd(self.unit, accumulators // pairs))
 
     def each_tile(
         self,
