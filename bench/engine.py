@@ -70,8 +70,8 @@ class EngineBenchmark:
         self._others = (lambda: 0.0) if args.smoke else Others().share
         self._limits: dict[str, Callable[[], float]] = {}
         self._path = make_model(args.cache_dir, model)
-        if precision == "mxfp4" or precision == "nvfp4":
-            self._path = to_fp4(self._path, precision)
+        if self._settings.fp4 is not None:
+            self._path = to_fp4(self._path, self._settings.fp4)
         self._config = ModelConfig.from_dir(self._path)
         self._gguf = self._path.with_name(f"{self._path.name}-{self._settings.gguf}.gguf")
 
