@@ -17,9 +17,9 @@ measured while other programs take CPU is measured again; a figure that they dis
              the read bandwidth, or its multiply-adds over the CPU's float32 peak if that takes longer ("bound").
              Multiply-adds of integers are not counted, so prefill with quantized weights has no limit
 
-llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4; mxfp4 runs without it. Before anything is
-timed its greedy tokens are compared with ours, and the run stops if the models are not the same. What the engine
-refuses is shown as such.
+llama.cpp runs the same weights as GGUF: bf16, Q8_0 for int8, Q4_0 for int4; mxfp4 and nvfp4 run without it. Before
+anything is timed its greedy tokens are compared with ours, and the run stops if the models are not the same. What the
+engine refuses is shown as such.
 Build llama.cpp with `python bench/peers/llama_cpp.py`, or give the folder of its programs with --llama-cpp DIR; --alone
 runs without. Models, graphs and GGUF files are kept in Baton's cache folder (7 GB for all), results go to --out.
 """
@@ -48,8 +48,8 @@ from bench.measurement.rounds import Others, RefusedError, Series, interleave, r
 from bench.peers.build import CPU_OPTIONS, PeerError
 from bench.peers.llama_cpp import GREEDY, LlamaCpp, complete
 from bench.peers.precisions import ALONE, PRECISIONS
+from bench.peers.weights.fp4 import to_fp4
 from bench.peers.weights.llama_cpp_files import make_file
-from bench.peers.weights.mxfp4 import to_mxfp4
 from bench.peers.weights.to_gguf import ARCHITECTURES, convert
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.host.topology import usable_cores
@@ -70,7 +70,8 @@ class EngineBenchmark:
         self._others = (lambda: 0.0) if args.smoke else Others().share
         self._limits: dict[str, Callable[[], float]] = {}
         self._path = make_model(args.cache_dir, model)
-        self._path = to_mxfp4(self._path) if precision == "mxfp4" else self._path
+        if self._settings.fp4 is not None:
+            self._path = to_fp4(self._path, self._settings.fp4)
         self._config = ModelConfig.from_dir(self._path)
         self._gguf = self._path.with_name(f"{self._path.name}-{self._settings.gguf}.gguf")
 

@@ -31,13 +31,13 @@ import psutil
 from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, not_negative, parsed
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_out
+from bench.harness.settled import load_settled
 from bench.harness.shapes import make_model
 from bench.measurement.markdown import markdown
 from bench.measurement.plots import can_plot, figure, plot_against
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
-from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 
 MAX_LIVE = 64
@@ -245,8 +245,7 @@ def samples_of(args: argparse.Namespace, seed: int) -> Iterator[EngineSample]:
         "memory", "memory", str(path), args.backend, args.device or USUAL.get(args.backend, ""), "bfloat16",
         max_batch_size=args.slots, context=args.context, cache_dir=str(args.cache_dir / "graphs"),
     )  # fmt: skip
-    runner = load_runner(spec, lambda phase, done, total: None)
-    runner.settle()
+    runner = load_settled(spec)
     engine = BatchEngine(runner, max_queue=MAX_LIVE, step_tokens=spec.step_tokens or None)
     yield from RandomRequests(engine, lambda: runner.memory().get("allocated", 0), seed).run(args.requests, args.every)
     engine.close()

@@ -25,12 +25,12 @@ from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
 from bench.harness.http import server
 from bench.harness.options import SMOKE_SLOTS, add_cache_dir, add_model
+from bench.harness.settled import load_settled
 from bench.harness.shapes import make_model
 from protocol.request import Sampling
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
-from workers.process.backends import load_runner
 
 CONTEXT = 1024
 PROMPT = tuple(3 + i % 300 for i in range(64))
@@ -90,8 +90,7 @@ def main() -> None:
     path = make_model(args.cache_dir, args.model)
     setup = Setup(path, args.cache_dir / "graphs", args.streams, CONTEXT, args.dtype)
     with server(setup) as url:
-        runner = load_runner(setup.spec(), lambda phase, done, total: None)
-        runner.settle()
+        runner = load_settled(setup.spec())
         work = (args.streams, args.requests, args.max_tokens)
         engine, http = [], []
         for turn in range(args.rounds):

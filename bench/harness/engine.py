@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from bench.harness.settled import load_settled
 from bench.harness.shapes import TOKENS
 from bench.measurement.rounds import RefusedError
 from workers.engine.engine import BatchEngine
@@ -21,7 +22,6 @@ from workers.engine.runner import Runner
 from workers.engine.step_result import StepResult
 from workers.errors import LoadRefused
 from workers.iree.build.compiler import CompileError
-from workers.process.backends import load_runner
 from workers.process.spec import WorkerSpec
 
 
@@ -57,7 +57,6 @@ class Engine:
     """A loaded model and its engine, in this process; prompts are random, so that none is found in a prefix cache."""
 
     def __init__(self, runner: Runner, seed: int = 0) -> None:
-        runner.settle()  # graphs that would still be compiled beside the measurement
         self.runner = runner
         self._engine = BatchEngine(runner, max_queue=0, step_tokens=1 << 20)
         self.fill_s = 0.0
@@ -69,7 +68,7 @@ class Engine:
     def load(cls, setup: Setup) -> "Engine":
         """Load a model; compiles what is not in the cache. Raises `RefusedError`."""
         try:
-            return cls(load_runner(setup.spec(), lambda phase, done, total: None))
+            return cls(load_settled(setup.spec()))
         except (LoadRefused, CompileError) as error:
             raise RefusedError(str(error)) from error
 

@@ -26,11 +26,11 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, add_cache_dir, add_model, add_quantize
+from bench.harness.settled import load_settled
 from bench.harness.shapes import TOKENS, make_model
 from protocol.request import Sampling
 from tests.workers.checkpoints.lora.lora_files import make_lora
 from workers.engine.runner import Chunk, DecodeRow, Runner
-from workers.process.backends import load_runner
 from workers.sampling.sample_spec import SampleSpec
 
 PROMPT = 32
@@ -68,13 +68,11 @@ def measure(args: argparse.Namespace, scratch: Path) -> list[str]:
     spec = setup.spec()
     modules = {f"a{n}": str(make_lora(scratch / f"a{n}", path, rank=args.rank, seed=n)) for n in range(args.adapters)}
     adapted_spec = replace(spec, lora_modules=modules, max_lora_rank=args.rank)
-    adapted, plain = (load_runner(each, lambda phase, done, total: None) for each in (adapted_spec, spec))
+    adapted, plain = (load_settled(each) for each in (adapted_spec, spec))
     every = tuple(range(1, args.adapters + 1))
     half = tuple(itertools.chain.from_iterable((number, 0) for number in every))
     subjects = [Subject("without", plain, (0,)), Subject("unused", adapted, (0,)), Subject("used", adapted, every)]
     subjects += [Subject("half", adapted, half)] if most > 1 else []
-    for runner in (plain, adapted):
-        runner.settle()
     for subject in subjects:  # graphs that are compiled when they are first missed
         for streams in args.streams:
             subject.step_s(streams, 1)

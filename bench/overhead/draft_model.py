@@ -22,6 +22,7 @@ from bench.harness.command_line import at_least, command_line, not_negative, par
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.paired_engines import compared
+from bench.harness.settled import load_settled
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from protocol.events import Gauges
 from protocol.request import Sampling
@@ -34,7 +35,6 @@ from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.batched.draft_model import DraftModel
 from workers.engine.speculation.batched.open_draft import OpenDraft
 from workers.engine.speculation.speculator import Speculator
-from workers.process.backends import load_runner
 
 CONTEXT = 1024
 Answers = dict[int, list[int]]
@@ -183,12 +183,10 @@ def main() -> None:
 
     def load(shape: str) -> Runner:
         setup = Setup(make_model(args.cache_dir, shape), args.cache_dir, slots, context, quantize=args.quantize)
-        return load_runner(setup.spec(), lambda *_: None)
+        return load_settled(setup.spec())
 
     target, draft = load(args.model), load(args.draft_model)
     try:
-        target.settle()
-        draft.settle()
         print("accepted streams  off tok/s   on tok/s    ratio  drafted  accepted")
         for accepted in args.accepted:
             for streams in args.streams:

@@ -32,13 +32,13 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, add_cache_dir, add_model, add_quantize
+from bench.harness.settled import load_settled
 from bench.harness.shapes import TOKENS, make_model
 from models import builtin_path
 from models.corpus.held_out import questions
 from models.evaluate import prompt_text
 from protocol.request import Sampling
 from workers.engine.runner import Chunk, DecodeRow, Runner
-from workers.process.backends import load_runner
 from workers.sampling.sample_spec import SampleSpec
 
 CHUNK = 512
@@ -166,7 +166,7 @@ def loaded(args: argparse.Namespace, path: Path, context: int, dtype: str = "bfl
     out = []
     for kind in ("auto", *args.kv_dtypes):
         spec = replace(setup.spec(), backend=args.backend, device=device, kv_dtype=kind, threads=args.threads)
-        out.append(Measured(kind, load_runner(spec, lambda *_: None)))
+        out.append(Measured(kind, load_settled(spec)))
     return out
 
 
@@ -174,8 +174,6 @@ def main() -> None:
     args = arguments()
     configure_logging("bench", "warning")
     measured = loaded(args, make_model(args.cache_dir, args.model), max(args.contexts))
-    for each in measured:
-        each.runner.settle()  # graphs that would still be compiled beside the measurement
     print(f"{args.model} {args.quantize or 'bf16'} on {measured[0].runner.capabilities.device}, one row")
     print(f"{'rows':>7} {'KV':6} {'row bytes':>9} {'MB':>9} {'step ms':>9} {'speed':>8} {'chunk ms':>10} {'speed':>8}")
     for rows in args.contexts:

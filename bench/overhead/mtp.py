@@ -32,6 +32,7 @@ from bench.harness.command_line import above_zero, at_least, command_line, parse
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
 from bench.harness.paired_engines import TURN_S, Ratio, Side, take_turns
+from bench.harness.settled import load_settled
 from bench.harness.shapes import SHAPES, TOKENS
 from bench.overhead.draft_model import NoDrafter, compare
 from protocol.request import Sampling
@@ -43,7 +44,6 @@ from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.mtp.head_upkeep import HeadUpkeep
 from workers.engine.speculation.mtp.mtp_drafter import RELATIVE_COST, MtpDrafter
 from workers.engine.speculation.speculator import Speculator
-from workers.process.backends import load_runner
 
 CONTEXT = 1024
 HEADS = ("random", "right")
@@ -145,11 +145,9 @@ def main() -> None:
     for head in args.heads:
         path = make_model(args.cache_dir, args.model, head)
         spec = Setup(path, args.cache_dir, slots, context, quantize=args.quantize).spec()
-        plain = load_runner(replace(spec, speculate="off"), lambda *_: None)
-        with_head = load_runner(replace(spec, speculate="auto"), lambda *_: None)
+        plain = load_settled(replace(spec, speculate="off"))
+        with_head = load_settled(replace(spec, speculate="auto"))
         try:
-            plain.settle()
-            with_head.settle()
             for streams in args.streams:
                 line = (measure_turns if turns else measure)(plain, with_head, head, streams, args)
                 print(line, flush=True)

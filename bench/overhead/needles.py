@@ -29,6 +29,7 @@ from bench.constructed.retrieval import CODE, make_retrieval, parameters
 from bench.harness.command_line import at_least, command_line, parsed, share
 from bench.harness.engine import Setup
 from bench.harness.options import add_backend, add_cache_dir
+from bench.harness.settled import load_settled
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
@@ -37,7 +38,6 @@ from workers.engine.sparse.selection import forced_ranges
 from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.engine.speculation.batched.draft_model import DraftModel
-from workers.process.backends import load_runner
 
 DEPTHS = (0.1, 0.5, 0.9)
 ROOM = 64
@@ -134,9 +134,7 @@ def run(args: argparse.Namespace) -> None:
 
     def load(checkpoint: Path, *, attention: bool = False) -> Runner:
         setup = Setup(checkpoint, args.cache_dir, SLOTS, max(args.prompts) + ROOM, backend=args.backend)
-        runner = load_runner(replace(setup.spec(), attention=attention), lambda *_: None)
-        runner.settle()
-        return runner
+        return load_settled(replace(setup.spec(), attention=attention))
 
     model = load(path)
     try:

@@ -24,6 +24,7 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
+from bench.harness.settled import load_settled
 from bench.harness.shapes import TOKENS, make_model
 from protocol.scheduling import LEVELS, Urgency
 from workers.engine.engine import BatchEngine
@@ -31,7 +32,6 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
 from workers.engine.slot_allocation import RESERVED_ROWS
-from workers.process.backends import load_runner
 
 PROMPT = 64
 LOW, NORMAL, HIGH = (Urgency(level) for level in sorted(LEVELS.values(), reverse=True))
@@ -167,8 +167,7 @@ def main() -> None:
     configure_logging("bench", "warning")
     path = make_model(args.cache_dir, args.model)
     setup = Setup(path, args.cache_dir / "graphs", args.slots, args.context, quantize=args.quantize)
-    runner = load_runner(setup.spec(), lambda phase, done, total: None)
-    runner.settle()
+    runner = load_settled(setup.spec())
     bench = PreemptionBenchmark(runner, args)
     print(f"{args.model} {args.quantize or 'bf16'}, {args.slots} slots, context {args.context}")
     waits, takes = medians(args.rounds, [lambda: bench.urgent(LOW), lambda: bench.urgent(HIGH)])

@@ -44,9 +44,9 @@ from bench.harness.command_line import at_least, command_line, levels, parsed
 from bench.harness.engine import Setup
 from bench.harness.http import server
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_backend, add_cache_dir, add_model
+from bench.harness.settled import load_settled
 from bench.harness.shapes import TOKENS, make_model
 from bench.harness.sse_client import StreamedAnswer, request
-from workers.process.backends import load_runner
 
 PARTS = ("first", "gap", "cost")
 SERVERS = WITHOUT, WITH = "without", "with"
@@ -93,9 +93,7 @@ class Asker:
 def compile_graphs(setup: Setup) -> None:
     """Compile what is not in the cache: a server would do so while it is measured."""
     configure_logging("bench", "warning")
-    runner = load_runner(setup.spec(), lambda phase, done, total: None)
-    runner.settle()
-    runner.close()
+    load_settled(setup.spec()).close()
 
 
 def workers(url: str) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from actors.process.logs import configure_logging
 from bench.harness.command_line import at_least, command_line, parsed, share
 from bench.harness.engine import Setup
 from bench.harness.options import BACKENDS, SMOKE_CONTEXT, SMOKE_SLOTS, add_cache_dir, add_model, add_quantize
+from bench.harness.settled import load_settled
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from models import builtin_path, draft_path
 from models.corpus import names
@@ -44,7 +45,6 @@ from workers.engine.sparse.sparse_prefill import SparsePrefill
 from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.engine.speculation.batched.draft_model import DraftModel
 from workers.load_options import SparseSettings
-from workers.process.backends import load_runner
 from workers.process.prompts.prompt_builder import PromptBuilder
 from workers.process.spec import WorkerSpec
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
@@ -69,10 +69,7 @@ class Pair:
     @classmethod
     def load(cls, target: Setup, draft: Setup) -> "Pair":
         """Load both and wait for their graphs."""
-        runners = [load_runner(target.spec(), lambda *_: None), load_runner(_scored(draft), lambda *_: None)]
-        for runner in runners:
-            runner.settle()
-        return cls(*runners)
+        return cls(load_settled(target.spec()), load_settled(_scored(draft)))
 
     def answer(self, request: EngineRequest) -> tuple[float, list[int], Ranges]:
         """Return the seconds to the first token, all tokens, and what of the prompt was kept; nothing for all."""

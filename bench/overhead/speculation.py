@@ -32,6 +32,7 @@ from bench.harness.dictated_answers import LOADS, DictatedAnswers
 from bench.harness.engine import Setup
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_backend, add_cache_dir, add_quantize
 from bench.harness.paired_engines import TURN_S, HalfRunner, Ratio, Side, compared, take_turns
+from bench.harness.settled import load_settled
 from bench.harness.shapes import SHAPES, TOKENS, make_model
 from models import builtin_path
 from protocol.events import Gauges
@@ -41,7 +42,6 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
 from workers.engine.speculation.speculator import Speculator
-from workers.process.backends import load_runner
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
 
 CONTEXT = 1024
@@ -163,8 +163,7 @@ def setup(args: argparse.Namespace, slots: int) -> Setup:
 
 def measure_gains(args: argparse.Namespace) -> None:
     spec = setup(args, SLOTS).spec()
-    with closing(load_runner(spec, lambda *_: None)) as runner:
-        runner.settle()
+    with closing(load_settled(spec)) as runner:
         print("load     streams  off tok/s   on tok/s    ratio  drafted  accepted")
         with closing(DictatedAnswers(Path(spec.model_path), runner.capabilities.vocab_size)) as answers:
             for load in args.loads:
@@ -173,8 +172,7 @@ def measure_gains(args: argparse.Namespace) -> None:
 
 
 def measure_losses(args: argparse.Namespace) -> None:
-    with closing(load_runner(setup(args, 2 * SLOTS).spec(), lambda *_: None)) as runner:
-        runner.settle()
+    with closing(load_settled(setup(args, 2 * SLOTS).spec())) as runner:
         print("streams  step ms  on/off time, low, high  on/off CPU, low, high   drafted")
         for streams in args.streams:
             print(measure_loss(runner, args.model, streams, args.max_tokens, args.seconds), flush=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from bench.peers.weights.fp4 import Fp4Mode
 from bench.peers.weights.to_gguf import Kind
 
 
@@ -13,6 +14,8 @@ class Precision:
     quantize: str
     gguf: Kind
     equal: float
+    fp4: Fp4Mode | None = None
+    """The mode in which a checkpoint is quantized before it is loaded."""
 
 
 PRECISIONS = {
@@ -23,5 +26,8 @@ PRECISIONS = {
 }
 """Random weights have near-ties, which rounding to bfloat16 in other places decides differently; after one the texts
 differ. Of another model, such as one with its rotary pairs in another order, hardly any token would be the same."""
-ALONE = {"mxfp4": Precision("bfloat16", "", "q4_0", 0.0)}
+ALONE = {
+    "mxfp4": Precision("bfloat16", "", "q4_0", 0.0, "mxfp4"),
+    "nvfp4": Precision("bfloat16", "", "q4_0", 0.0, "nvfp4"),
+}
 """Precisions that are measured without a peer."""

@@ -281,8 +281,9 @@ def options_of(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfig
     )
 
 
-def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
-    """Compile what a worker of `spec` would compile, one module after the other.
+def compile_ahead(spec: WorkerSpec, progress: Progress, *, rare: bool = True) -> "Iterator[Built]":
+    """Compile what a worker of `spec` would compile, one module after the other; without `rare`, not what it would
+    compile only if a request needs it.
 
     Raises `NothingToCompile`, and what `load_runner` raises.
     """
@@ -294,7 +295,7 @@ def compile_ahead(spec: WorkerSpec, progress: Progress) -> "Iterator[Built]":
 
     path, config = open_checkpoint(spec)
     assert not isinstance(config, LoneConfig)  # these are for mlx
-    return compile_ahead(path, config, options_of(spec, backend, config), progress)
+    return compile_ahead(path, config, options_of(spec, backend, config), progress, rare=rare)
 
 
 def _load_on(

@@ -17,9 +17,16 @@ from workers.load_options import LoadOptions, Progress
 
 
 def compile_ahead(
-    path: Path, config: ModelConfig | EncoderConfig, options: LoadOptions, progress: Progress
+    path: Path,
+    config: ModelConfig | EncoderConfig,
+    options: LoadOptions,
+    progress: Progress,
+    *,
+    rare: bool = True,
 ) -> Iterator[Built]:
     """Pack the weights and compile every graph of the model, those in the cache first.
+
+    Without `rare`, only the graphs that a worker compiles before one is missed.
 
     Nothing is loaded. Raises what `IreeRunner.load` raises.
     """
@@ -35,7 +42,8 @@ def compile_ahead(
     finally:
         device.close()
     digest = config_digest(path)
-    with Building(builder, builder.plan.everything(), planned) as building:
+    groups = builder.plan.everything() if rare else builder.plan.required() + builder.plan.optional()
+    with Building(builder, groups, planned) as building:
         for place in dict.fromkeys(ArchivePlace(options.cache_dir, worker.copy) for worker in plan.workers):
             weights = open_weights(path, options.quantize)
             open_archive(weights, digest, builder.plan.weights, builder.plan.ops, place, progress).close()

@@ -37,6 +37,21 @@ def test_what_a_runner_has_is_found_and_the_rest_compiled(
     assert phases[-1] == f"compile graphs {len(built)}/{len(built)}"
 
 
+def test_rare_graphs_can_be_left_out(
+    shared_runner: IreeRunner, checkpoint: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = shared_runner.graphs.ready
+    plan = shared_runner.graphs.builder.plan
+    kinds = (plan.required(), plan.optional())
+    required, optional = ([group for group in kind if ready >= set(group)] for kind in kinds)
+    monkeypatch.setattr(GraphPlan, "required", lambda plan: required)
+    monkeypatch.setattr(GraphPlan, "optional", lambda plan: optional)
+    options = LoadOptions(device="local-task", dtype="float32", slots=8, context=CONTEXT, cache_dir=cache_dir)
+    config = ModelConfig.from_dir(checkpoint)
+    built = list(compile_ahead(checkpoint, config, options, lambda phase, done, total: None, rare=False))
+    assert [module.group for module in built] == [*required, *optional]
+
+
 def test_graphs_are_compiled_for_a_cpu_that_cannot_run_here(
     checkpoint: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
