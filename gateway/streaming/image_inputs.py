@@ -83,7 +83,8 @@ class ImageInputs:
             raise self._router.no_model(model)
         known = self._router.capabilities(model)
         if known is not None and not known.images:
-            text = f"`{source.field}`: model {model!r} takes no images; /v1/models tells which do (`vision`)"
+            advice = "`capabilities.vision` in /v1/models tells which do"
+            text = f"`{source.field}`: model {model!r} takes no images; {advice}"
             raise invalid(source.field, text, ErrorCode.UNSUPPORTED)
 
     async def _load(self, exchange: HttpExchange, sources: Sequence[GivenImage], held: HeldBody) -> tuple[Image, ...]:
