@@ -186,11 +186,11 @@ def _dense(folder: Path) -> DenseModule:
     for field_name, values in DENSE_FIXED.items():
         if (value := fields.get(field_name)) not in values:
             raise CheckpointError(file, field_name, f"{value!r} is not supported, only {values[1]!r}")
-    weights = SafetensorsWeights(folder, None)
-    bias = None
     biased = fields.get("bias", True)
     if not isinstance(biased, bool):
         raise CheckpointError(file, "bias", f"{biased!r} is not true or false")
+    weights = SafetensorsWeights(folder, None)
+    bias = None
     if biased:
         bias = weights.take("linear.bias", (sizes[0],)).astype(np.float32)
     weight = weights.take("linear.weight", (sizes[0], sizes[1])).astype(np.float32)
