@@ -135,7 +135,7 @@ async def test_what_ends_a_batch_half_way_leaves_nothing(case: str, monkeypatch:
     assert group.failure.code == code
     assert text in group.failure.text
     await asyncio.sleep(0)
-    assert ended.done()  # its client is told
+    assert ended.done()  # its client is notified
     await asyncio.sleep(0.5)
     assert world.router.is_idle
     if case == "gateway-ends":
@@ -160,7 +160,7 @@ async def test_a_full_queue_does_not_end_a_batch_that_was_admitted() -> None:
     room = next(world.router.handles()).room
     first = batch(world, 20, max_waiting_streams=6)
     assert len(first.sequences) == 6
-    others = []
+    others: list[RequestGroup] = []
     while sum(world.router.waiting().values()) < 6:
         others.append(batch(world, 1, f"r{len(others)}"))
     live = len(world.router.sequences())
