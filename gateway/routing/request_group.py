@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
+import structlog
+
 from gateway.body_budget import HeldBody
 from gateway.generation.delta import OutputDelta, PromptDelta, TokenCounts
 from gateway.generation.request import OutputOptions
@@ -10,6 +12,7 @@ from gateway.routing.failure import RequestFailure
 from gateway.routing.live_request import LiveRequest
 from gateway.routing.sequence import LiveSequence, Report
 from protocol.bounds import MAX_TOKENS
+from protocol.errors import ErrorCode
 from protocol.events import Usage
 
 TAKE_BYTES = 256 * 1024
@@ -17,6 +20,8 @@ TAKE_BYTES = 256 * 1024
 
 FREED_AT_ONCE = 4096
 """Tokens whose log-probabilities are freed in one turn of the event loop, which takes 6 ms."""
+
+_log = structlog.get_logger("gateway.routing.request_group")
 
 
 class RequestGroup(LiveRequest):
@@ -83,11 +88,28 @@ class RequestGroup(LiveRequest):
 
     def sequence_ended(self, index: int, failure: RequestFailure | None) -> None:
         super().sequence_ended(index, failure)
-        if self._later_count and self._advance is not None and self.failure is None:
-            sequence = next(self._later)
-            self._later_count -= 1
-            self.sequences.append(sequence)
-            self._advance(sequence)
+        if self._later_count and self.failure is None:
+            try:
+                self._begin_next()
+            except Exception as error:  # noqa: BLE001  a bug: without its next sequence the request would never end
+                _log.error("not_placed", request=self.request_id, exc_info=error)
+                text = f"a part of it cannot be sent: {type(error).__name__}"
+                self.failure = RequestFailure(ErrorCode.INTERNAL, text)
+                self.drop_later()
+                self._changed = True
+                self._wake()
+                # Those that live: one of them may be being handled.
+                asyncio.get_running_loop().call_soon(self.cancel_nowait)
+
+    def _begin_next(self) -> None:
+        """Make the next of its further sequences, and admit it."""
+        assert self._advance is not None
+        sequence = next(self._later)
+        self._later_count -= 1
+        self.sequences.append(sequence)
+        if not self._later_count:
+            self._later = iter(())  # the iterator refers to all prompts, which the body does not count any more soon
+        self._advance(sequence)
 
     def begin_later(self, later: Iterator[LiveSequence], count: int, advance: Callable[[LiveSequence], None]) -> None:
         """Take over `count` sequences that are not made yet: `advance` admits one when another has ended."""

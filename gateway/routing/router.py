@@ -505,7 +505,9 @@ class Router(Actor[WorkerNotice | Terminated]):
 
     async def idle(self) -> None:
         """Wait until no sequence is live."""
-        await self._placement.idle.wait()
+        # One that has ended may have been followed by another of its request before this continues.
+        while not self._placement.idle.is_set():
+            await self._placement.idle.wait()
 
     def fail_all(self, text: str) -> None:
         """End all live sequences with an error, thousands of them in several turns of the event loop."""

@@ -1,5 +1,6 @@
-"""The normalizer of BERT's tokenizers, which tokenizer_config.json describes: transformers makes it from there,
-whatever tokenizer.json has."""
+"""Normalizers that other files than tokenizer.json state: that of BERT's tokenizers, which transformers makes from
+tokenizer_config.json, whatever tokenizer.json has; and lower case, by sentence-transformers' sentence_bert_config.json.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,17 @@ def with_bert_normalizer(
         "strip_accents": _flag(config_file, config, "strip_accents", default=None),
     }
     return {**description, "normalizer": {**normalizer, **changed}}
+
+
+def with_lower_case(description: Mapping[str, Any], file: Path, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return tokenizer.json with a normalizer that makes letters small before any other, if `do_lower_case` of
+    sentence_bert_config.json, whose `fields` are given, is true. Raises `CheckpointError` for a value that is no
+    boolean."""
+    if not _flag(file, fields, "do_lower_case", default=False):
+        return description
+    normalizer = description.get("normalizer")
+    first = [] if normalizer is None else [normalizer]
+    return {**description, "normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *first]}}
 
 
 def _flag(file: Path, config: Mapping[str, Any], name: str, *, default: bool | None) -> bool | None:

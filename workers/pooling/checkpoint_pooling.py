@@ -4,8 +4,9 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,19 @@ MODE_FIELDS = {
 LOGIT_SCORE = "LogitScore"
 """The module of a reranker that scores by logits, in place of a pooling."""
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize", LOGIT_SCORE)
+FOLLOWING: Mapping[str, Sequence[str]] = {
+    "Transformer": ("Pooling",),
+    "Pooling": ("Dense", "Normalize"),
+    "Dense": ("Dense", "Normalize"),
+}
+"""The modules that may follow each, of a model that makes vectors."""
 ACTIVATIONS = ("Identity", "Tanh")
+DENSE_FIXED: Mapping[str, tuple[Any, ...]] = {
+    "module_input_name": (None, "sentence_embedding"),
+    "module_output_name": (None, "sentence_embedding"),
+    "use_residual": (None, False),
+}
+"""The values of a dense module's fields that are supported."""
 MAX_TOKENS = 1 << 24
 MAX_WIDTH = 1 << 16
 
@@ -45,6 +58,8 @@ class DenseModule:
     """[outputs, inputs]."""
     bias: NDArray[np.float32] | None
     tanh: bool
+    file: Path
+    """The file that describes it."""
 
     def apply(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the outputs, float32 [outputs], for float32 [inputs]."""
@@ -84,16 +99,23 @@ class CheckpointPooling:
             return cls(Pooling(default), (), prompts, default_prompt, _max_tokens(path))
         if "Pooling" not in kinds:
             raise CheckpointError(file, "type", "has no Pooling module")
-        normalized = "Normalize" in kinds
-        if normalized and kinds.index("Normalize") < len(kinds) - 1:
-            raise CheckpointError(file, "type", f"{kinds[-1]} after Normalize is not supported")
-        pooling = _pooling(path / modules[kinds.index("Pooling")][1] / "config.json")
+        for before, after in pairwise(kinds):  # another order or number would be another vector
+            if after not in FOLLOWING.get(before, ()):
+                raise CheckpointError(file, "type", f"{after} after {before} is not supported")
+        normalized = kinds[-1] == "Normalize"
+        pooling = _pooling(path / modules[1][1] / "config.json")
         dense = tuple(_dense(path / folder) for kind, folder in modules if kind == "Dense")
         return cls(Pooling(pooling, normalized), dense, prompts, default_prompt, _max_tokens(path), stated=True)
 
     def width(self, hidden: int) -> int:
-        """Return the numbers of a vector, for a model of this hidden size."""
-        return len(self.dense[-1].weight) if self.dense else hidden
+        """Return the numbers of a vector, for a model of this hidden size. Raises `CheckpointError` for a dense module
+        that takes another number of inputs than the one before it returns."""
+        for module in self.dense:
+            outputs, inputs = module.weight.shape
+            if inputs != hidden:
+                raise CheckpointError(module.file, "in_features", f"is {inputs}, and its inputs are {hidden} numbers")
+            hidden = outputs
+        return hidden
 
     def project(self, pooled: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return what the dense modules make of pooled hidden states, float32 [hidden] -> float32 [width]."""
@@ -122,10 +144,14 @@ def modules_of(file: Path) -> list[tuple[str, str]]:
         name = kind.rpartition(".")[2] if isinstance(kind, str) else kind
         if name not in MODULES or (name == "Transformer") != (number == 0):
             raise CheckpointError(file, "type", f"{kind!r} is not supported, only {', '.join(MODULES)} in this order")
-        if not isinstance(folder, str) or Path(folder).is_absolute() or ".." in Path(folder).parts:
+        if not isinstance(folder, str) or not folder.isprintable() or not _is_inside(Path(folder)):
             raise CheckpointError(file, "path", f"{folder!r} is not a folder in the checkpoint")
         found.append((name, folder))
     return found
+
+
+def _is_inside(folder: Path) -> bool:
+    return not folder.is_absolute() and ".." not in folder.parts
 
 
 def _pooling(file: Path) -> PoolingKind:
@@ -152,14 +178,23 @@ def _dense(folder: Path) -> DenseModule:
             raise CheckpointError(file, name, f"{size!r} is not an integer from 1 to {MAX_WIDTH}")
         sizes.append(size)
     activation = fields.get("activation_function", "torch.nn.modules.activation.Tanh")
-    name = activation.rpartition(".")[2] if isinstance(activation, str) else activation
-    if name not in ACTIVATIONS:
-        raise CheckpointError(file, "activation_function", f"{activation!r} is not supported, only Identity and Tanh")
+    of_torch = isinstance(activation, str) and activation.startswith("torch.")
+    name = activation.rpartition(".")[2] if of_torch else activation
+    if not of_torch or name not in ACTIVATIONS:
+        text = f"{activation!r} is not supported, only torch's Identity and Tanh"
+        raise CheckpointError(file, "activation_function", text)
+    for field_name, values in DENSE_FIXED.items():
+        if (value := fields.get(field_name)) not in values:
+            raise CheckpointError(file, field_name, f"{value!r} is not supported, only {values[1]!r}")
+    biased = fields.get("bias", True)
+    if not isinstance(biased, bool):
+        raise CheckpointError(file, "bias", f"{biased!r} is not true or false")
     weights = SafetensorsWeights(folder, None)
     bias = None
-    if fields.get("bias", True):
+    if biased:
         bias = weights.take("linear.bias", (sizes[0],)).astype(np.float32)
-    return DenseModule(weights.take("linear.weight", (sizes[0], sizes[1])).astype(np.float32), bias, name == "Tanh")
+    weight = weights.take("linear.weight", (sizes[0], sizes[1])).astype(np.float32)
+    return DenseModule(weight, bias, name == "Tanh", file)
 
 
 def _prompts(path: Path) -> tuple[dict[str, str], str]:

@@ -124,6 +124,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
             if draft is not None:
                 check_finite(draft, "draft_model")
             progress("warm-up", 1, 1)
+        pooling = _pooling(spec, runner.capabilities, tokenizer)
         served = with_faults(runner, spec.faults)  # call 1 of the plan is the first call of the first request
         drafter = None if draft is None else drafter_of(draft)
         speculator = make_speculator(spec, runner.capabilities, drafter, runner.draft_head, runner.fits)
@@ -166,7 +167,7 @@ def _load(spec: WorkerSpec, progress: Progress) -> Loaded:
         mtp,
         spec.sparse,
         images,
-        _pooling(spec, runner.capabilities, tokenizer),
+        pooling,
         adapter_slots_of(runner),
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from workers.checkpoints.bert_normalizer import with_bert_normalizer
+from workers.checkpoints.bert_normalizer import with_bert_normalizer, with_lower_case
 from workers.checkpoints.documents import document_file, find_document, read_document
 from workers.checkpoints.eos_ids import read_eos_ids
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError, read_text
@@ -18,6 +18,8 @@ from workers.text.token_bytes import DecoderRefused, TokenBytes
 from workers.text.tokenizer import InfillFormat, decode
 from workers.text.vocabulary_gaps import with_stated_ids
 
+POOLED_FILE = "sentence_bert_config.json"
+"""The file of sentence-transformers with what comes before the model."""
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Special tokens that templates may refer to, as in transformers' `special_tokens_map`."""
 MAX_TEMPLATE_BYTES = 4 * MAX_TEMPLATE_CHARS
@@ -69,6 +71,8 @@ class CheckpointTokenizer:
         family = (find_document(path, "config.json") or {}).get("model_type")
         stated = read_document(path, "tokenizer.json", MAX_TABLE_BYTES)
         description = with_bert_normalizer(stated, config_file, config, family)
+        pooled = find_document(path, POOLED_FILE) or {}
+        description = with_lower_case(description, document_file(path, POOLED_FILE), pooled)
         try:
             library = tokenizers.Tokenizer.from_str(json.dumps(with_stated_ids(file, description)))
         except Exception as error:  # the library raises bare Exception

@@ -1,6 +1,9 @@
 """Builds requests for what is computed of texts."""
 
+import dataclasses
 from collections.abc import Sequence
+
+from msgspec import structs
 
 from gateway.errors import invalid
 from gateway.generation.builder import RequestParameters, build_request
@@ -28,9 +31,10 @@ def pooled_request(
     pooled: Pooled,
     fields: FieldNames,
     cache_salt: str = "",
+    prompts: Sequence[str] = (),
 ) -> GenerationRequest:
-    """Return the request for what is computed of texts, of a body of `size` bytes. Raises `RequestError` for too many
-    of them, and for empty ones."""
+    """Return the request for what is computed of texts, of a body of `size` bytes. `prompts` names that of each text in
+    place of the one in `pooled`. Raises `RequestError` for too many texts, and for empty ones."""
     if len(inputs) > MAX_INPUTS:
         field = fields.name("prompt")
         raise invalid(field, f"`{field}` has {len(inputs)} texts; one request may have {MAX_INPUTS}")
@@ -48,4 +52,11 @@ def pooled_request(
         cache_salt=cache_salt,
         pooled=pooled,
     )
-    return build_request(settings, wanted, size)
+    request = build_request(settings, wanted, size)
+    if not any(prompts):
+        return request
+    kinds = {name: structs.replace(pooled, prompt=name) for name in prompts}
+    sequences = tuple(
+        dataclasses.replace(each, pooled=kinds[name]) for each, name in zip(request.sequences, prompts, strict=True)
+    )
+    return dataclasses.replace(request, sequences=sequences)

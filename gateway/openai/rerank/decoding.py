@@ -33,6 +33,8 @@ OPTIONS: NeutralValues = {
     "use_activation": (True,),
 }
 """The values of options that change nothing, besides `null`."""
+QUERY, DOCUMENT = ("query",), ("document", "passage", "corpus")
+"""The names of prompts for queries and for documents, the first one that a model has."""
 RERANK = FieldNames({"prompt": "documents", "messages": "documents"} | same_names("instruction"))
 """The names of fields in errors."""
 SCORE = FieldNames({"prompt": "text_2", "messages": "text_2"} | same_names("instruction"))
@@ -60,6 +62,7 @@ class ComparisonDecoder:
             fields=RERANK,
             size=len(raw),
             cache_salt=body.cache_salt or "",
+            prompts=self._prompts(body.model),
         )
         answer = RerankAnswer(scores, body.top_n, documents if body.return_documents else None)
         again = partial(self.rerank, raw) if self._unknown(body.model) else None
@@ -104,8 +107,10 @@ class ComparisonDecoder:
         fields: FieldNames,
         size: int,
         cache_salt: str,
+        prompts: tuple[str, str] = ("", ""),
     ) -> tuple[GenerationRequest, PairScores]:
-        """Return the request for the scores of pairs of texts. Raises `RequestError`."""
+        """Return the request for the scores of pairs of texts. `prompts` names those of the first and the second texts,
+        if their embeddings are compared. Raises `RequestError`."""
         if len(pairs) > MAX_DOCUMENTS:
             field = fields.name("prompt")
             raise invalid(field, f"`{field}` has {len(pairs)} texts; one request may have {MAX_DOCUMENTS}")
@@ -131,25 +136,35 @@ class ComparisonDecoder:
             text = "`instruction`: the model compares embeddings, which take none: leave it out"
             raise invalid("instruction", text, ErrorCode.UNSUPPORTED)
         pooled = msgspec.structs.replace(pooled, instruction="")
-        # Each text once, whatever the number of its pairs.
-        places: dict[str, int] = {}
+        # Each text once with each prompt, whatever the number of its pairs.
+        places: dict[tuple[str, str], int] = {}
         own_names: list[str] = []
         for pair, named in zip(pairs, names, strict=True):
-            for text, name in zip(pair, named, strict=True):
-                if text not in places:
-                    places[text] = len(places)
+            for key, name in zip(zip(prompts, pair, strict=True), named, strict=True):
+                if key not in places:
+                    places[key] = len(places)
                     own_names.append(name)
         request = pooled_request(
             self._settings,
             size,
             model=model,
-            inputs=[TextInput(text) for text in places],
+            inputs=[TextInput(text) for _, text in places],
             names=tuple(own_names),
             pooled=pooled,
             fields=fields,
             cache_salt=cache_salt,
+            prompts=[prompt for prompt, _ in places],
         )
-        return request, PairScores([(places[first], places[second]) for first, second in pairs])
+        before, after = prompts
+        return request, PairScores([(places[before, first], places[after, second]) for first, second in pairs])
+
+    def _prompts(self, model: str) -> tuple[str, str]:
+        """Return the names of a model's prompts for queries and for documents, as sentence-transformers' `encode_query`
+        and `encode_document` choose them; empty for none."""
+        known = self._router.capabilities(self._router.canonical(model))
+        named = () if known is None else known.pooling_prompts
+        query, document = (next(filter(named.__contains__, each), "") for each in (QUERY, DOCUMENT))
+        return query, document
 
     def _unknown(self, model: str) -> bool:
         """Return whether it is not known yet what a model can do: no worker has loaded it."""

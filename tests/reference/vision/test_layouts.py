@@ -144,6 +144,6 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
     fields["vision_config"]["intermediate_size"] = 47
     (path / "config.json").write_text(json.dumps(fields))
     weights = tower_of(path).weights()
-    words = r"mlp\.linear_fc1\.weight: has the shape \(48, 32\), config.json says \(47, 32\)"
+    words = r"mlp\.linear_fc1\.weight: has the shape \(48, 32\), the description says \(47, 32\)"
     with pytest.raises(CheckpointError, match=words):
         weights["layers.0.up.weight"]

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from workers.checkpoints.json_files import CheckpointError
+from workers.pooling.checkpoint_default import default_pooling
 from workers.pooling.checkpoint_pooling import CheckpointPooling
 from workers.pooling.pooling import Pooling
 
@@ -57,12 +60,16 @@ def test_prompts_and_lengths(tmp_path: Path) -> None:
 DENSE = {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
 REFUSED: dict[str, tuple[dict[str, Any], list[dict[str, Any]], str]] = {
     "after-normalize": ({}, [TRANSFORMER, POOLING, NORMALIZE, DENSE], "type: Dense after Normalize"),
+    "control-character": ({}, [TRANSFORMER, {**POOLING, "path": "1\0"}], r"path: '1\\x00' is not a folder"),
+    "dense-first": ({}, [TRANSFORMER, DENSE, POOLING], "type: Dense after Transformer is not supported"),
+    "logits": ({}, [TRANSFORMER, POOLING, {**DENSE, "type": "LogitScore"}], "type: LogitScore after Pooling"),
     "max": ({"pooling_mode_max_tokens": True}, [], "pooling_mode: max and mean is not supported, only one of cls"),
     "no-pooling": ({}, [TRANSFORMER], "type: has no Pooling module"),
     "none": ({"pooling_mode_mean_tokens": False}, [], "pooling_mode: none is not supported"),
     "other-folder": ({}, [TRANSFORMER, {**POOLING, "path": "../1_Pooling"}], "path: '../1_Pooling' is not a folder"),
     "other-module": ({}, [TRANSFORMER, {**POOLING, "type": "models.WeightedLayerPooling"}], "WeightedLayerPooling"),
     "prompt-left-out": ({"include_prompt": False}, [], "include_prompt: false is not supported"),
+    "two-poolings": ({}, [TRANSFORMER, POOLING, POOLING], "type: Pooling after Pooling is not supported"),
     "weightedmean": ({"pooling_mode": "weightedmean"}, [], "pooling_mode: weightedmean is not supported"),
 }
 
@@ -85,6 +92,17 @@ def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, case: str) -> 
             {"in_features": 4, "out_features": 4, "activation_function": "torch.nn.modules.activation.GELU"},
             "activation_function: 'torch.nn.modules.activation.GELU' is not supported",
         ),
+        (
+            {"in_features": 4, "out_features": 4, "activation_function": "theirs.Tanh"},
+            "activation_function: 'theirs.Tanh' is not supported, only torch's Identity and Tanh",
+        ),
+        ({"in_features": 4, "out_features": 4, "bias": "no"}, "bias: 'no' is not true or false"),
+        ({"in_features": 4, "out_features": 4, "use_residual": True}, "use_residual: True is not supported"),
+        (
+            {"in_features": 4, "out_features": 4, "module_input_name": "token_embeddings"},
+            "module_input_name: 'token_embeddings' is not supported, only 'sentence_embedding'",
+        ),
+        ({"in_features": 4, "out_features": 4}, "2_Dense/model.safetensors: there is no such file"),
     ],
 )
 def test_dense_modules_that_are_not_supported(tmp_path: Path, fields: dict[str, Any], error: str) -> None:
@@ -117,3 +135,20 @@ def test_a_cross_encoder_states_no_pooling(tmp_path: Path, kinds: tuple[str, ...
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForSequenceClassification"]}))
     assert not CheckpointPooling.of(tmp_path, "last").stated
+
+
+@pytest.mark.parametrize(
+    ("hidden", "inputs", "error"), [(6, (4, 3), "is 4, and its inputs are 6"), (4, (4, 2), "is 2")]
+)
+def test_dense_modules_of_other_widths_are_refused(
+    tmp_path: Path, hidden: int, inputs: tuple[int, int], error: str
+) -> None:
+    """The first one against the model's hidden size, each other one against the one before it."""
+    write(tmp_path, {}, TRANSFORMER, POOLING, DENSE, {**DENSE, "path": "3_Dense"})
+    for folder, size in zip(("2_Dense", "3_Dense"), inputs, strict=True):
+        (tmp_path / folder).mkdir()
+        fields = {"in_features": size, "out_features": 3, "bias": False}
+        (tmp_path / folder / "config.json").write_text(json.dumps(fields))
+        save_file({"linear.weight": np.zeros((3, size), np.float32)}, tmp_path / folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"in_features: {error}"):
+        default_pooling(tmp_path, hidden, generates=False)

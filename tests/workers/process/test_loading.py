@@ -10,12 +10,14 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from tests.workers.process.harness.gateway_peer import scripted
+from workers.checkpoints.json_files import CheckpointError
 from workers.engine.logits_processors import AllowedTokens
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow, RunnerCapabilities
 from workers.engine.states.snapshot_store import OVERHEAD_BYTES
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.errors import LoadRefused
+from workers.pooling.served_pooling import ServedPooling
 from workers.prefix_store.entry import stored_size
 from workers.process import loading
 from workers.process.draft_loading import drafter_of
@@ -41,6 +43,19 @@ def test_a_failed_load_closes_the_runner(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ScriptedRunner, "close", lambda runner: closed.append(runner))
     with pytest.raises(LoadRefused, match="kv_bytes: 504 bytes hold 63 tokens, fewer than the context of 64"):
         load(scripted(context=64, kv_bytes=504), lambda *progress: None)
+    assert len(closed) == 1
+
+
+def test_a_pooling_that_cannot_be_read_closes_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[ScriptedRunner] = []
+
+    def refuse(*_: Any) -> ServedPooling:
+        raise CheckpointError("modules.json", "type", "has no Pooling module")
+
+    monkeypatch.setattr(ScriptedRunner, "close", lambda runner: closed.append(runner))
+    monkeypatch.setattr(loading, "scripted_pooling", refuse)
+    with pytest.raises(CheckpointError, match="no Pooling module"):
+        load(scripted(context=64), lambda *progress: None)
     assert len(closed) == 1
 
 

@@ -108,3 +108,29 @@ def test_a_case_that_is_no_boolean_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
     with pytest.raises(CheckpointError, match=r"tokenizer_config.json.*do_lower_case"):
         CheckpointTokenizer.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [normalizers.Sequence([]), normalizers.BertNormalizer(lowercase=False), normalizers.NFC()],
+    ids=["none", "BERT", "NFC"],
+)
+def test_sentence_transformers_lower_the_case_of_any_tokenizer(
+    tmp_path: Path, normalizer: normalizers.Normalizer
+) -> None:
+    library = wordpiece(tmp_path)
+    library.normalizer = normalizer
+    library.save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "sentence_bert_config.json"
+    lower = library.encode("what is it").ids
+    for value, text, ids in (
+        (False, "what is it", lower),
+        (False, "WHAT is IT", library.encode("WHAT is IT").ids),
+        (True, "WHAT is IT", lower),
+    ):
+        file.write_text(json.dumps({"max_seq_length": 64, "do_lower_case": value}))
+        assert CheckpointTokenizer.from_dir(tmp_path).encode(text, special=True) == ids
+    assert lower != library.encode("WHAT is IT").ids
+    file.write_text(json.dumps({"do_lower_case": 1}))
+    with pytest.raises(CheckpointError, match=r"sentence_bert_config.json.*do_lower_case: 1 is not true or false"):
+        CheckpointTokenizer.from_dir(tmp_path)

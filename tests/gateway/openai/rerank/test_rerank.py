@@ -43,15 +43,19 @@ async def test_documents_are_ranked_by_their_scores(kind: ScriptedPooling) -> No
             expected = [{key: each[key] for key in ("index", "relevance_score")} for each in results[:2]]
             assert best["results"] == expected
         scored = await post(served.client, "/score", text_1=query, text_2=DOCUMENTS)
-        assert [each["score"] for each in scored["data"]] == [by_index[index] for index in range(4)]
+        if kind == "pairs":
+            assert [each["score"] for each in scored["data"]] == [by_index[index] for index in range(4)]
         one = await post(served.client, "/v1/score", text_1=[query] * 4, text_2=DOCUMENTS)
         assert one["data"] == scored["data"]
         single = await post(served.client, "/v1/score", text_1=query, text_2=DOCUMENTS[0])
         assert single["data"] == scored["data"][:1]
         if kind == "vectors":
-            assert by_index[3] == pytest.approx(1)
-            distinct = {query, *DOCUMENTS}
-            assert whole["usage"]["prompt_tokens"] == sum(map(len, distinct))
+            assert scored["data"][3]["score"] == pytest.approx(1)  # the same text twice, without prompts
+            assert scored["usage"]["prompt_tokens"] == sum(map(len, {query, *DOCUMENTS}))
+            prompted = [f"query: {query}", *(f"passage: {each}" for each in DOCUMENTS)]
+            assert whole["usage"]["prompt_tokens"] == sum(map(len, set(prompted)))
+            same = await post(served.client, "/score", text_1=prompted[0], text_2=prompted[1:])
+            assert [each["score"] for each in same["data"]] == [by_index[index] for index in range(4)]
         else:
             assert all(0 < score < 1 for score in scores)
             assert whole["usage"]["prompt_tokens"] == sum(len(query) + len(each) + 2 for each in DOCUMENTS)
