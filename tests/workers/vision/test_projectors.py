@@ -101,6 +101,9 @@ def test_ranges_of_clipped_matrices_are_read_and_small_models_read_their_images_
     parameters = found.weights()
     for name, value in expected.weights().items():
         np.testing.assert_array_equal(parameters[name], value, err_msg=name)
+    make_projector(path, file.with_name("mmproj-model.gguf"), metadata={"clip.vision.attention.head_dim": 64})
+    with pytest.raises(CheckpointError, match=r"v\.blk\.0\.attn_q\.weight: has the shape .*, of which no layers\.0\.q"):
+        list(tower_of(file).weights().values())
 
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0])
@@ -232,6 +235,8 @@ def test_another_projector_makes_other_digests(checkpoint: Path, model: Path) ->
         assert describe(replace(spec, mmproj=str(file))).model_digest == digests[-1], "named or found is the same"
     assert len(set(digests)) == 3
     assert len(set(keys)) == 2, "rows of the same image differ"
+    unusual = Path(shutil.copy(file, model.with_name("sha256-0")))  # as Ollama names files
+    assert describe(replace(spec, mmproj=str(unusual))).model_digest not in digests[:2], "any name is read"
     for without in ({"mmproj": "none"}, {"vision": False}):
         assert describe(replace(spec, **without)).model_digest == digests[0]
     with pytest.raises(LoadRefused, match="mmproj: has no effect without a vision tower"):
