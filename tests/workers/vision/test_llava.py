@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 
+from workers.vision.image_refused import ImageRefused
 from workers.vision.preparation.llava import STRIP, LlavaPreparer
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import PixelValues
 
+BICUBIC = Pillow.Resampling.BICUBIC
 COLOUR = (122, 116, 104)
 VALUES = PixelValues(np.zeros((3, 256), np.float32))
 
 
-def padded(picture: Pillow.Image, filter: Pillow.Resampling = Pillow.Resampling.BICUBIC) -> Any:
+def padded(picture: Pillow.Image, filter: Pillow.Resampling = BICUBIC) -> Any:
     preparer = LlavaPreparer("<image>", "<image>", VALUES, PatchLayout(14, 1, True), filter, 28, COLOUR)
     (tile,) = preparer.tiles(picture, preparer.plan(*picture.size, "auto"))
     return np.asarray(tile)
 
 
-@pytest.mark.parametrize("filter", [Pillow.Resampling.NEAREST, Pillow.Resampling.BILINEAR, Pillow.Resampling.BICUBIC])
-@pytest.mark.parametrize("size", [(1, 1), (28, 28), (90, 31), (31, 90), (5, STRIP), (7, 2 * STRIP + 1), (600, 8)])
+@pytest.mark.parametrize("filter", [Pillow.Resampling.NEAREST, Pillow.Resampling.BILINEAR, BICUBIC])
+@pytest.mark.parametrize("size", [(1, 1), (28, 28), (90, 31), (31, 90), (13, STRIP), (26, 2 * STRIP + 1), (600, 30)])
 def test_pixels_are_those_of_the_resized_square(size: tuple[int, int], filter: Pillow.Resampling) -> None:
     pixels = np.random.default_rng(sum(size)).integers(0, 256, (size[1], size[0], 3), np.uint8)
     picture, longer = Pillow.fromarray(pixels), max(size)
@@ -30,8 +32,7 @@ def test_pixels_are_those_of_the_resized_square(size: tuple[int, int], filter: P
     np.testing.assert_array_equal(padded(picture, filter), np.asarray(square.resize((28, 28), filter)))
 
 
-@pytest.mark.parametrize("size", [(16_384, 82), (82, 16_384)], ids=["wide", "tall"])
-def test_a_long_image_takes_no_square_of_memory(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_image_takes_no_square_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     new = Pillow.new
 
@@ -39,7 +40,16 @@ def test_a_long_image_takes_no_square_of_memory(size: tuple[int, int], monkeypat
         made.append(sides[0] * sides[1])
         return new(mode, sides, *colour)
 
-    picture = new("RGB", size)
+    picture = new("RGB", (250, 5000))
     monkeypatch.setattr(Pillow, "new", counted)
     assert padded(picture).shape == (28, 28, 3)
-    assert max(made) <= STRIP * 16_384, "the square has 268 million pixels"
+    assert max(made) == STRIP * 5000, "the square has 25 million pixels"
+
+
+@pytest.mark.parametrize("size", [(16_384, 820), (20, 1)])
+def test_the_longer_side_is_bounded_by_the_shorter_one(size: tuple[int, int]) -> None:
+    preparer = LlavaPreparer("<image>", "<image>", VALUES, PatchLayout(14, 1, True), BICUBIC, 28, COLOUR)
+    assert preparer.plan(*size, "auto").text == "<image>" * 4
+    width, height = size
+    with pytest.raises(ImageRefused, match=f"{height} x {width + height} pixels: one side is more than 20 times"):
+        preparer.plan(height, width + height, "auto")

@@ -15,6 +15,9 @@ from workers.vision.preparation.settings import PreparationSettings
 from workers.vision.preparation.smart_resize import check_ratio
 
 BICUBIC = 3
+MAX_RATIO = 20
+"""The longest side of an image, in shortest ones. What is resized has up to so many times the pixels of the tower, or of
+the image where it is made square; of longer images, little would be seen."""
 STRIP = 256
 """Rows that are resized at a time where a picture is made square."""
 
@@ -53,7 +56,7 @@ class LlavaPreparer(Preparer):
         )
 
     def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
-        check_ratio(width, height)
+        check_ratio(width, height, MAX_RATIO)
         size = (self.side, self.side)
         return ImagePlan(self.run(size), (size,))
 
