@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import structlog
 from gguf import GGMLQuantizationType as Type
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from workers.inspection.inspection import Inspection
 from workers.inspection.tower_view import TowerView
 from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import describe
+from workers.process.startup.projector import log_projector
 from workers.vision.processor import ImageProcessor
 from workers.vision.projectors.projector_file import ProjectorUnfit
 from workers.vision.tower import VisionTower, find_tower, no_images
@@ -198,6 +200,13 @@ def test_a_model_without_one_projector_takes_no_images(checkpoint: Path, model: 
     for name in ("mmproj-a.gguf", "mmproj-b.gguf"):
         make_projector(checkpoint, model.with_name(name))
     assert "name one of them with --mmproj: mmproj-a.gguf, mmproj-b.gguf" in no_images(model)
+    spec = WorkerSpec(name="w", model_name="m", model_path=str(model), backend="iree", device="local-task", context=64)
+    with structlog.testing.capture_logs() as logs:
+        log_projector(spec)
+        log_projector(replace(spec, mmproj="none"))
+        log_projector(replace(spec, vision=False))
+    assert [(each["event"], each["path"]) for each in logs] == [("projector_left_out", str(model.parent))]
+    assert "name one of them with --mmproj" in logs[0]["reason"]
     assert find_tower(model, str(model.with_name("mmproj-b.gguf"))) is not None
     assert no_images(model, "none") == "the projector of images is left out by --mmproj none"
     with pytest.raises(CheckpointError, match="name the file of the model, and this one with --mmproj"):

@@ -16,8 +16,8 @@ from workers.vision.preparation.smart_resize import check_ratio
 
 BICUBIC = 3
 MAX_RATIO = 20
-"""The longest side of an image, in shortest ones. What is resized has up to so many times the pixels of the tower, or of
-the image where it is made square; of longer images, little would be seen."""
+"""The longest side of an image, in shortest ones. What is resized has up to so many times the pixels of the tower, or
+of the image where it is made square; little of longer images would be seen."""
 STRIP = 256
 """Rows that are resized at a time where a picture is made square."""
 
