@@ -444,6 +444,25 @@ def test_streams_go_on_while_patches_are_prepared_again() -> None:
     assert (engine.tokens[1], engine.tokens[2]) == (cold(asked), cold(others))
 
 
+def test_prompts_do_not_wait_for_patches_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(PatchRestorer, "wait", lambda self, seconds: waits.append(seconds))
+    asked, other = request(1, CAT, max_tokens=4), request(2, "x" * 200, max_tokens=1)
+    assert asked.images is not None
+    (image,) = asked.images.images
+    begin, began = threading.Event(), image.held.restore
+    image.held.restore = lambda: (begin.wait(10.0), began())[1]  # type: ignore[method-assign]
+    image.release()
+    engine = Engine().submit(asked, other)
+    engine.until(lambda: 2 in engine.ends)
+    assert (waits, engine.tower.begun) == ([], 0)
+    engine.step()
+    assert waits, "nothing else is to be done"
+    begin.set()
+    engine.until(lambda: engine.engine.idle)
+    assert (engine.tokens[1], engine.tokens[2]) == (cold(asked), cold(other))
+
+
 def test_patches_that_another_encoding_made_needless_are_not_kept() -> None:
     """The rows of an image are computed for another sequence while its patches are prepared again."""
     asked, other = request(1, ASK, CAT, max_tokens=3), request(2, "Who? ", CAT, max_tokens=3)
