@@ -28,7 +28,7 @@ MOST_PROCESSES = 4
 """Each holds jax, mlx and torch: a gigabyte, and as much again in the workers and compilers that it starts."""
 
 
-EXHAUSTIVE = "BATON_EXHAUSTIVE"
+EXHAUSTIVE = "EXHAUSTIVE_TESTS"
 """The environment variable with which the whole suite includes the tests with the marker `exhaustive`."""
 
 

@@ -10,7 +10,7 @@ from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.wrapper import SHARED, Wrapper, module_names_inside, unwrap
 from workers.checkpoints.documents import document_file, find_document, read_fields
 from workers.checkpoints.expert_stacks import StackLayout, stack_layout
-from workers.checkpoints.gguf.find import gguf_path
+from workers.checkpoints.gguf.find import SUFFIX, gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
@@ -95,7 +95,7 @@ def config_digest(path: Path) -> str:
     when a model is trained further. Reading a file whole would take longer than loading it.
     """
     digest = hashlib.sha256()
-    model = gguf_path(path)
+    model = gguf_path(path) if path.is_dir() or path.suffix == SUFFIX else path  # a projector may have any name
     shards = {} if model is None else GgufFile.open(model).shards
     for file in shards or sorted(path.iterdir()):
         if file in shards:

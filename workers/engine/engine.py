@@ -310,7 +310,7 @@ class BatchEngine:
         self._images_turn = not (beside and self._images_turn)
         if beside and not self._images_turn:
             return False
-        failed = images.step(wants, needed, now, decoding=decoding)
+        failed = images.step(wants, needed, now, decoding=decoding, others=others)
         for image in failed:
             for sequence, placed in image.wants:
                 self._step.image_failed(sequence.request.stream, placed.field, image.error)

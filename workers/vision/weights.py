@@ -33,7 +33,11 @@ class VisionWeights(Mapping[str, NDArray[Any]]):
             raise KeyError(name)
         source = self._sources[name]
         found = [self._tensors[tensor] for tensor in source.tensors]
-        parameter = found[0] if source.change is None else source.change(*found)
+        try:
+            parameter = found[0] if source.change is None else source.change(*found)
+        except ValueError as error:  # of numpy, for a tensor of a shape that cannot be permuted
+            problem = f"has the shape {found[0].shape}, of which no {name} is made: {error}"
+            raise CheckpointError(self._path, source.tensors[0], problem) from error
         if parameter.shape != self.shapes[name]:
             problem = f"has the shape {found[0].shape}, the description says {self.shapes[name]} for {name}"
             raise CheckpointError(self._path, source.tensors[0], problem)

@@ -22,7 +22,7 @@ from tests.attacks.conftest import LONGEST_TURN_MS
 from tests.attacks.http.client import Http2Client
 from tests.attacks.server import HOST, AttackedServer, attacked_server
 
-COUNT = int(os.environ.get("ATTACK_COUNT", "10000" if os.environ.get("BATON_EXHAUSTIVE") == "1" else "4000"))
+COUNT = int(os.environ.get("ATTACK_COUNT", "10000" if os.environ.get("EXHAUSTIVE_TESTS") == "1" else "4000"))
 REFUSED = COUNT // 5
 """Requests for a server that has no room for them."""
 STREAMS = 100

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import structlog
 from gguf import GGMLQuantizationType as Type
 from msgspec.structs import replace
 
@@ -26,6 +27,7 @@ from workers.inspection.inspection import Inspection
 from workers.inspection.tower_view import TowerView
 from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import describe
+from workers.process.startup.projector import log_projector
 from workers.vision.processor import ImageProcessor
 from workers.vision.projectors.projector_file import ProjectorUnfit
 from workers.vision.tower import VisionTower, find_tower, no_images
@@ -101,6 +103,9 @@ def test_ranges_of_clipped_matrices_are_read_and_small_models_read_their_images_
     parameters = found.weights()
     for name, value in expected.weights().items():
         np.testing.assert_array_equal(parameters[name], value, err_msg=name)
+    make_projector(path, file.with_name("mmproj-model.gguf"), metadata={"clip.vision.attention.head_dim": 64})
+    with pytest.raises(CheckpointError, match=r"v\.blk\.0\.attn_q\.weight: has the shape .*, of which no layers\.0\.q"):
+        list(tower_of(file).weights().values())
 
 
 @pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0])
@@ -195,6 +200,13 @@ def test_a_model_without_one_projector_takes_no_images(checkpoint: Path, model: 
     for name in ("mmproj-a.gguf", "mmproj-b.gguf"):
         make_projector(checkpoint, model.with_name(name))
     assert "name one of them with --mmproj: mmproj-a.gguf, mmproj-b.gguf" in no_images(model)
+    spec = WorkerSpec(name="w", model_name="m", model_path=str(model), backend="iree", device="local-task", context=64)
+    with structlog.testing.capture_logs() as logs:
+        log_projector(spec)
+        log_projector(replace(spec, mmproj="none"))
+        log_projector(replace(spec, vision=False))
+    assert [(each["event"], each["path"]) for each in logs] == [("projector_left_out", str(model.parent))]
+    assert "name one of them with --mmproj" in logs[0]["reason"]
     assert find_tower(model, str(model.with_name("mmproj-b.gguf"))) is not None
     assert no_images(model, "none") == "the projector of images is left out by --mmproj none"
     with pytest.raises(CheckpointError, match="name the file of the model, and this one with --mmproj"):
@@ -232,6 +244,8 @@ def test_another_projector_makes_other_digests(checkpoint: Path, model: Path) ->
         assert describe(replace(spec, mmproj=str(file))).model_digest == digests[-1], "named or found is the same"
     assert len(set(digests)) == 3
     assert len(set(keys)) == 2, "rows of the same image differ"
+    unusual = Path(shutil.copy(file, model.with_name("sha256-0")))  # as Ollama names files
+    assert describe(replace(spec, mmproj=str(unusual))).model_digest not in digests[:2], "any name is read"
     for without in ({"mmproj": "none"}, {"vision": False}):
         assert describe(replace(spec, **without)).model_digest == digests[0]
     with pytest.raises(LoadRefused, match="mmproj: has no effect without a vision tower"):

@@ -18,6 +18,8 @@ class HeldPatches:
     def __init__(self, parts: Parts, again: Callable[[], Parts] | None = None) -> None:
         """`again` makes the same patches from the file of the image. Without it they are held as long as this is."""
         self._parts: list[ImagePatches | None] = list(parts)
+        self._released = [False] * len(parts)
+        """The parts that were released since they were expected: the last of what the two threads compare."""
         self._again = again
         self.keys = tuple(part.key for part in parts)
         """See `ImagePatches.key`, of each part."""
@@ -33,7 +35,12 @@ class HeldPatches:
     def release(self, index: int) -> None:
         """Release the patches of a part, if they can be prepared again."""
         if self._again is not None:
+            self._released[index] = True  # first: `restore` looks at it last
             self._parts[index] = None
+
+    def expect(self) -> None:
+        """Keep what the next `restore` prepares, but for parts that are released before it has ended."""
+        self._released = [False] * len(self._released)
 
     def restore(self) -> None:
         """Prepare the patches of all parts again. Raises what preparing an image does, and `RuntimeError` if the
@@ -43,3 +50,6 @@ class HeldPatches:
         if tuple(part.key for part in parts) != self.keys:
             raise RuntimeError("an image that was prepared again has other pixels than before")
         self._parts = list(parts)
+        for index, released in enumerate(self._released):
+            if released:  # another sequence's encoding was faster
+                self._parts[index] = None

@@ -74,10 +74,11 @@ class ImageEncodings:
         self._decode_s += WEIGHT * (seconds - self._decode_s) if self._decode_s else seconds
 
     def step(
-        self, wants: Sequence[Want], needed: Collection[ImageKey], now: float, *, decoding: bool
+        self, wants: Sequence[Want], needed: Collection[ImageKey], now: float, *, decoding: bool, others: bool
     ) -> list[FailedImage]:
         """Compute parts of the images that sequences want, in the order of their turns: one part at least, and while
-        others decode no more than take about the time of a decode step. `needed` as in `ImageRowCache.trim`.
+        others decode no more than take about the time of a decode step. `needed` as in `ImageRowCache.trim`; `others`:
+        prompts can be computed further meanwhile.
 
         An image whose patches were released is computed in a later step, when they are prepared again. Returns the
         images that failed.
@@ -87,7 +88,7 @@ class ImageEncodings:
         failed: list[FailedImage] = []
         began, longest = self._clock(), 0.0
         rest, lost = self._restored(wants, now, failed)
-        if lost and not rest and not decoding:
+        if lost and not rest and not decoding and not others:
             self._restorer.wait(ALONE_S)
         while rest:
             part_began = self._clock()

@@ -29,6 +29,7 @@ class PatchRestorer:
                 return False
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, "restore-patches")
+        held.expect()
         self._held, self._future = weakref.ref(held), self._executor.submit(held.restore)
         return True
 

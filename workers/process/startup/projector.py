@@ -7,7 +7,7 @@ import structlog
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.checkpoint import config_digest
 from workers.checkpoints.encoders.config import EncoderConfig
-from workers.checkpoints.gguf.find import MMPROJ_AUTO, MMPROJ_NONE, gguf_path, projector_path
+from workers.checkpoints.gguf.find import MMPROJ_AUTO, MMPROJ_NONE, gguf_path, projector_path, projectors
 from workers.checkpoints.lone_config import LoneConfig
 from workers.errors import LoadRefused
 from workers.process.spec import WorkerSpec
@@ -35,13 +35,17 @@ def projector_digest(spec: WorkerSpec, config: ModelConfig | LoneConfig | Encode
 
 
 def log_projector(spec: WorkerSpec) -> None:
-    """Log the projector that a model in GGUF files is served with, or why one beside it is not. Raises
+    """Log the projector that a model in GGUF files is served with, or why those beside it are not. Raises
     `CheckpointError`."""
     path = Path(spec.model_path)
     if spec.backend == "scripted" or not spec.vision or gguf_path(path) is None:
         return
     own, log = projector_path(path, spec.mmproj), structlog.get_logger()
     if own is None:
+        file = gguf_path(path)
+        assert file is not None  # it is a model in GGUF files
+        if spec.mmproj == MMPROJ_AUTO and projectors(each.name for each in file.parent.glob("*.gguf")):
+            log.warning("projector_left_out", path=str(file.parent), reason=no_images(path))
         return
     tower = find_tower(path, spec.mmproj)
     if tower is None or tower.projector is None:

@@ -15,6 +15,11 @@ from workers.vision.preparation.settings import PreparationSettings
 from workers.vision.preparation.smart_resize import check_ratio
 
 BICUBIC = 3
+MAX_RATIO = 20
+"""The longest side of an image, in shortest ones. What is resized has up to so many times the pixels of the tower, or
+of the image where it is made square; little of longer images would be seen."""
+STRIP = 256
+"""Rows that are resized at a time where a picture is made square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +56,30 @@ class LlavaPreparer(Preparer):
         )
 
     def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:
-        check_ratio(width, height)
+        check_ratio(width, height, MAX_RATIO)
         size = (self.side, self.side)
         return ImagePlan(self.run(size), (size,))
 
     def tiles(self, picture: Pillow.Image, plan: ImagePlan) -> Iterator[Pillow.Image]:
         if self.background is not None:
-            longer = max(picture.size)
-            square = Pillow.new("RGB", (longer, longer), self.background)
-            square.paste(picture, ((longer - picture.width) // 2, (longer - picture.height) // 2))
-            picture = square
+            yield self._padded(picture, self.background)
+            return
         picture = self.resized(picture, self._whole(*picture.size))
         left, top = ((each - self.side) // 2 for each in picture.size)
         yield picture.crop((left, top, left + self.side, top + self.side))
+
+    def _padded(self, picture: Pillow.Image, background: tuple[int, int, int]) -> Pillow.Image:
+        """Return a picture that is made square and resized. The square is never held, which may take 800 MB for a file
+        of a few kB: Pillow resizes rows first, each for itself, and then columns, to which this adds nothing."""
+        longer = max(picture.size)
+        left, top = (longer - picture.width) // 2, (longer - picture.height) // 2
+        narrow = Pillow.new("RGB", (self.side, longer), background)
+        for at in range(0, picture.height, STRIP):
+            rows = min(STRIP, picture.height - at)
+            strip = Pillow.new("RGB", (longer, rows), background)
+            strip.paste(picture.crop((0, at, picture.width, at + rows)), (left, 0))
+            narrow.paste(self.resized(strip, (self.side, rows)), (0, top + at))
+        return self.resized(narrow, (self.side, self.side))
 
     def _whole(self, width: int, height: int) -> Size:
         """Return the sides with the shorter one as configured."""

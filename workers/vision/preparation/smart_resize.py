@@ -25,9 +25,7 @@ def smart_resize(width: int, height: int, multiple: int, least: float, most: flo
     return wide, high
 
 
-def check_ratio(width: int, height: int) -> None:
+def check_ratio(width: int, height: int, most: int = MAX_RATIO) -> None:
     """Raise `ImageRefused` for an image that is much longer than it is wide."""
-    if max(width, height) > MAX_RATIO * min(width, height):
-        raise ImageRefused(
-            f"{width} x {height} pixels: one side is more than {MAX_RATIO} times the other: crop the image"
-        )
+    if max(width, height) > most * min(width, height):
+        raise ImageRefused(f"{width} x {height} pixels: one side is more than {most} times the other: crop the image")

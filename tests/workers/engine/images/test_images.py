@@ -18,6 +18,7 @@ from tests.workers.engine.harness.drafting import always
 from tests.workers.engine.images.prompts import KINDS, Engine, cold, request, runner
 from tests.workers.tier_gate import engine_with_tier, serve
 from workers.engine.embeddings.image_rows import row_numbers
+from workers.engine.images.patch_restorer import PatchRestorer
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.engine.transfer.row_frames import refusal, rows_frame
@@ -441,6 +442,45 @@ def test_streams_go_on_while_patches_are_prepared_again() -> None:
     begin.set()
     engine.until(lambda: engine.engine.idle)
     assert (engine.tokens[1], engine.tokens[2]) == (cold(asked), cold(others))
+
+
+def test_prompts_do_not_wait_for_patches_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(PatchRestorer, "wait", lambda self, seconds: waits.append(seconds))
+    asked, other = request(1, CAT, max_tokens=4), request(2, "x" * 200, max_tokens=1)
+    assert asked.images is not None
+    (image,) = asked.images.images
+    begin, began = threading.Event(), image.held.restore
+    image.held.restore = lambda: (begin.wait(10.0), began())[1]  # type: ignore[method-assign]
+    image.release()
+    engine = Engine().submit(asked, other)
+    engine.until(lambda: 2 in engine.ends)
+    assert (waits, engine.tower.begun) == ([], 0)
+    engine.step()
+    assert waits, "nothing else is to be done"
+    begin.set()
+    engine.until(lambda: engine.engine.idle)
+    assert (engine.tokens[1], engine.tokens[2]) == (cold(asked), cold(other))
+
+
+def test_patches_that_another_encoding_made_needless_are_not_kept() -> None:
+    """The rows of an image are computed for another sequence while its patches are prepared again."""
+    asked, other = request(1, ASK, CAT, max_tokens=3), request(2, "Who? ", CAT, max_tokens=3)
+    assert asked.images is not None
+    (image,) = asked.images.images
+    begin, began = threading.Event(), image.held.restore
+    image.held.restore = lambda: (begin.wait(10.0), began())[1]  # type: ignore[method-assign]
+    image.release()
+    restorer = PatchRestorer()
+    assert restorer.begin(image.held)
+    Engine().run(other, asked)
+    begin.set()
+    restorer.close()
+    assert image.patches is None
+    assert restorer.begin(image.held) is False, "it has ended"
+    image.held.expect()
+    image.held.restore()
+    assert image.patches is not None
 
 
 @pytest.mark.parametrize("changed", [False, True], ids=["unreadable", "other-pixels"])
