@@ -45,3 +45,15 @@ def lora_digest(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfi
         except CheckpointError as error:
             raise LoadRefused(f"lora_modules: {name}: {error}") from error
     return adapters_digest(modules)
+
+
+def places_bytes(spec: WorkerSpec, path: Path) -> int:
+    """Return the bytes that the places for adapters take, at 4 a number: rather too much than too little. Those of
+    adapters that are loaded with the model are counted as full places. 0 without any."""
+    from workers.checkpoints.checkpoint import ModelConfig  # slow imports that a script does not need
+    from workers.checkpoints.lora.adapter_places import AdapterPlaces
+
+    count = len(spec.lora_modules) + spec.runtime_loras
+    if not count:
+        return 0
+    return AdapterPlaces(ModelConfig.from_dir(path), count, spec.max_lora_rank).nbytes(4)
