@@ -35,7 +35,11 @@ def add_adapters(
 
     Returns their bytes. The index keeps the memory. Raises `CheckpointError`.
     """
-    adapters, stored, total = read_adapters(modules, max_rank, largest(ops.dtype)), {each.name: each for each in weights}, 0
+    adapters, stored, total = (
+        read_adapters(modules, max_rank, largest(ops.dtype)),
+        {each.name: each for each in weights},
+        0,
+    )
     for stack in adapter_stacks(config, adapters):
         for name, array in _parameters(stack, adapters, stored[stack.name], ops):
             index.add_buffer(name, aligned(array).reshape(-1).view(np.uint8))

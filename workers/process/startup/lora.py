@@ -47,13 +47,14 @@ def lora_digest(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfi
     return adapters_digest(modules)
 
 
-def places_bytes(spec: WorkerSpec, path: Path) -> int:
-    """Return the bytes that the places for adapters take, at 4 a number: rather too much than too little. Those of
-    adapters that are loaded with the model are counted as full places. 0 without any."""
-    from workers.checkpoints.checkpoint import ModelConfig  # slow imports that a script does not need
+def adapter_bytes(spec: WorkerSpec, config: "ModelConfig") -> int:
+    """Return the bytes that adapters and their places take, at 4 a number: rather too much than too little. Raises
+    `CheckpointError`."""
+    from workers.checkpoints.lora.adapted_matrices import adapter_stacks, read_adapters
     from workers.checkpoints.lora.adapter_places import AdapterPlaces
 
-    count = len(spec.lora_modules) + spec.runtime_loras
-    if not count:
-        return 0
-    return AdapterPlaces(ModelConfig.from_dir(path), count, spec.max_lora_rank).nbytes(4)
+    rank, modules = spec.max_lora_rank, [(name, Path(path)) for name, path in spec.lora_modules.items()]
+    if spec.runtime_loras:
+        return AdapterPlaces(config, len(modules) + spec.runtime_loras, rank).nbytes(4)
+    stacks = adapter_stacks(config, read_adapters(modules, rank))
+    return sum(4 * each.columns * (each.tensor.rows + each.tensor.sources[0][1][1] + 1) for each in stacks)

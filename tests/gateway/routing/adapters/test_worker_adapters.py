@@ -107,7 +107,7 @@ async def test_an_answer_to_a_load_that_was_given_up_is_none_to_a_later_one() ->
     assert third.number == 1
     async with loading(world, "one", ONE) as again:
         world["a"].say(AdapterChanged(answer_late[0].query))
-        sent = [each for each in changes(world["a"])][-2:]
+        sent = changes(world["a"])[-2:]
         assert [type(each) for each in sent] == [UnloadAdapter, LoadAdapter]
         answer(world["a"])
     assert again[0].number == 2

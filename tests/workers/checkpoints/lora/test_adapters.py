@@ -169,7 +169,7 @@ def test_a_scale_that_makes_values_infinite_is_refused(tmp_path: Path, model: Pa
     tensor = TENSOR.replace("lora_A", "lora_B")
     shape = load_file(adapter / "adapter_model.safetensors")[tensor].shape
     change(adapter, **{tensor: np.full(shape, 1e30, np.float32)})
-    with pytest.raises(CheckpointError, match="above 3.40282e.38, the largest of the model's type"):
+    with pytest.raises(CheckpointError, match=r"above 3\.40282e\+38, the largest of the model's type"):
         AdapterWeights("one", adapter, 4).pair(Q)
 
 
@@ -179,7 +179,9 @@ def test_a_scale_that_makes_values_infinite_is_refused(tmp_path: Path, model: Pa
 def test_files_of_weights_that_are_none_are_refused(tmp_path: Path, model: Path, content: bytes) -> None:
     adapter = make_lora(tmp_path / "a", model, targets=["q_proj"])
     (adapter / "adapter_model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors: (is not a safetensors file|has no tensors)"):
+    with pytest.raises(
+        CheckpointError, match=r"adapter_model\.safetensors: (is not a safetensors file|has no tensors)"
+    ):
         read(adapter, model)
 
 

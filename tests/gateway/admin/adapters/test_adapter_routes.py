@@ -18,7 +18,7 @@ from gateway.routing.model_catalog import CatalogEntry
 from gateway.settings import GatewaySettings
 from protocol.commands import LoadAdapter
 from protocol.events import AdapterChanged
-from tests.gateway.admin.test_adapter_files import make_adapter
+from tests.gateway.admin.adapters.test_adapter_files import make_adapter
 from tests.gateway.harness.fakes import FakeWorker
 from tests.gateway.harness.world import World
 
@@ -71,10 +71,12 @@ async def test_a_load_that_takes_long_holds_no_others_up(tmp_path: Path) -> None
     make_adapter(tmp_path / "one")
     make_adapter(tmp_path / "two", b"2")
     answers: dict[str, httpx.Response] = {}
+    ended = anyio.Event()
     async with serving(tmp_path) as server, anyio.create_task_group() as tasks:
 
         async def load(name: str, path: str) -> None:
             answers[name] = await server.load(name, path)
+            ended.set()
 
         tasks.start_soon(load, "slow", "one")
         await server.until_asked(1)
@@ -85,8 +87,7 @@ async def test_a_load_that_takes_long_holds_no_others_up(tmp_path: Path) -> None
         third = await server.load("third", "two")
         assert "2 adapters are loaded" in third.text, "those that are being loaded have places"
         server.answer(1)
-        while "quick" not in answers:
-            await anyio.sleep(0)
+        await ended.wait()
         assert "slow" not in answers
         server.answer(0, "it is broken")
     assert [answers[name].status_code for name in ("quick", "slow")] == [200, 400]
@@ -106,12 +107,11 @@ async def test_names_of_models_that_no_worker_has_are_taken(tmp_path: Path) -> N
 
 async def test_a_model_that_joins_has_its_name_before_an_adapter(tmp_path: Path) -> None:
     make_adapter(tmp_path / "one")
-    async with serving(tmp_path) as server, anyio.create_task_group() as tasks:
-        tasks.start_soon(server.load, "sql")
-        await server.until_asked(1)
-        server.answer(0)
-        while server.world.router.pool.runtime.version("sql") is None:
-            await anyio.sleep(0)
+    async with serving(tmp_path) as server:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.load, "sql")
+            await server.until_asked(1)
+            server.answer(0)
         assert server.world.router.canonical("sql") == "tiny"
         FakeWorker("b", model="sql").join(server.world.router)
         assert server.world.router.canonical("sql") == "sql"

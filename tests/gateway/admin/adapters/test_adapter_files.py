@@ -40,7 +40,8 @@ def test_a_link_that_takes_a_files_place_after_the_check_is_not_followed(
     files = AdapterFiles([str(tmp_path / "lora")])
     with pytest.raises(AdapterPathRefused, match="cannot be read"):
         files.copy("one")
-    assert files._root is not None and not list(files._root.iterdir())
+    assert files._root is not None
+    assert not list(files._root.iterdir())
 
 
 @pytest.mark.parametrize("path", ["../secret", "one/../../secret", "out", "one\0", "/", "x" * 5000, "round"])
@@ -90,5 +91,6 @@ def test_a_copy_stays_while_another_load_uses_it_and_rounds_leave_none(tmp_path:
         assert (Path(paths[0]) / WEIGHTS).exists(), "the second one uses it"
         files.release(second)
         files.remove(second)
-        assert files._root is not None and not list(files._root.iterdir())
+        assert files._root is not None
+        assert not list(files._root.iterdir())
     assert not files._held
