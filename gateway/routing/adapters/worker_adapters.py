@@ -20,10 +20,10 @@ class WorkerAdapters:
     """Those that it is loading, by the numbers of the questions."""
     refused: dict[str, AdapterVersion] = field(default_factory=dict)
     unloading: set[str] = field(default_factory=set)
-    """Those that it has not been told to forget yet."""
+    """Those for which no `UnloadAdapter` was sent yet."""
 
     def compare(self, registry: AdapterRegistry) -> None:
-        """Let go of what is not wanted, or not with this number, any more."""
+        """Release what is not wanted, or not with this number, any more."""
         for wire, version in list(self.loaded.items()):
             if registry.find(wire) != version:
                 del self.loaded[wire]

@@ -77,7 +77,7 @@ async def test_a_version_that_comes_back_with_another_number_is_unloaded_first()
     await loaded(world, "one", ONE)
     two = await loaded(world, "two", TWO)
     assert two.number == 2
-    world["a"].full = True  # it cannot be told to forget them
+    world["a"].full = True  # no unload can be sent
     for name in ("one", "two"):
         assert world.router.adapters.unload(name)
     await anyio.sleep(2 * CHECK_S)
