@@ -36,6 +36,8 @@ def file_digest(
             continue
         inner = hashlib.blake2b(digest_size=size)
         with opened(directory / name) as source, _target(copy_to, name) as target:
+            if total + os.fstat(source.fileno()).st_size > most:  # do not copy what is refused
+                raise FilesTooLarge(most)
             while part := source.read(_PART_BYTES):
                 total += len(part)
                 if total > most:

@@ -43,3 +43,25 @@ def open_regular(file: Path) -> BinaryIO:
         stream.close()
         raise NotRegularFile(file)
     return stream
+
+
+def open_beneath(root: Path, relative: Path) -> BinaryIO:
+    """Open a regular file below a directory to read it, as `open_regular` does, without following any link: one that
+    takes the place of a part of `relative` meanwhile leads nowhere. Raises `NotRegularFile` and `OSError`."""
+    *folders, name = relative.parts
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            inner = os.open(folder, flags | os.O_DIRECTORY, dir_fd=directory)
+            os.close(directory)
+            directory = inner
+        if not stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            raise NotRegularFile(root / relative)
+        stream = os.fdopen(os.open(name, flags, dir_fd=directory), "rb")
+    finally:
+        os.close(directory)
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise NotRegularFile(root / relative)
+    return stream

@@ -4,12 +4,14 @@ when they were loaded."""
 import shutil
 import tempfile
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import BinaryIO
 
 from actors.process.file_digest import file_digest
-from actors.process.regular_file import open_regular
+from actors.process.regular_file import open_beneath
 from protocol.adapter_files import ADAPTER_FILES, DIGEST_BYTES
 from protocol.bounds import MAX_ADAPTER_BYTES, MAX_PATH
 
@@ -30,12 +32,16 @@ class AdapterFiles:
         """Adapters may be anywhere below `folders`."""
         self._folders = [Path(folder).expanduser().absolute() for folder in folders]
         self._root: Path | None = None
+        self._lock = Lock()
+        self._held: Counter[str] = Counter()
+        """Loads that use a copy, by its digest."""
 
     def copy(self, path: str) -> tuple[str, tuple[str, ...]]:
         """Copy the adapter at a path, which may be relative to one of the folders. Returns its digest, and the
-        directories that workers look into: the copy, and for those of other machines the path.
+        directories that workers look into: the copy, which is held until `release`, and for those of other machines the
+        path.
 
-        Called on a thread. Raises `AdapterPathRefused`.
+        Called on threads. Raises `AdapterPathRefused`.
         """
         directory = self._find(path)
         if not (directory / ADAPTER_FILES[0]).is_file():
@@ -43,11 +49,13 @@ class AdapterFiles:
         target = Path(tempfile.mkdtemp(dir=self._opened_root()))
         try:
             digest = file_digest(directory, ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES, self._open, target)
-            if (kept := target.parent / digest).exists():
-                shutil.rmtree(target)
-            else:
-                target.rename(kept)
-        except (OSError, ValueError) as error:
+            with self._lock:
+                if (kept := target.parent / digest).exists():
+                    shutil.rmtree(target)
+                else:
+                    target.rename(kept)
+                self._held[digest] += 1
+        except (OSError, ValueError, RuntimeError) as error:  # the latter of links that go round in a circle
             shutil.rmtree(target, ignore_errors=True)
             raise AdapterPathRefused(f"{path!r} cannot be read: {error}") from error
         except BaseException:
@@ -55,10 +63,17 @@ class AdapterFiles:
             raise
         return digest, (str(kept), str(directory))
 
+    def release(self, digest: str) -> None:
+        """End what `copy` has begun, before `remove`."""
+        with self._lock:
+            self._held[digest] -= 1
+            self._held += Counter()  # without those of zero
+
     def remove(self, digest: str) -> None:
-        """Remove the copy of an adapter that no worker has to load any more."""
-        if self._root is not None:
-            shutil.rmtree(self._root / digest, ignore_errors=True)
+        """Remove the copy of an adapter that no worker has to load any more, unless another load uses it."""
+        with self._lock:
+            if self._root is not None and not self._held[digest]:
+                shutil.rmtree(self._root / digest, ignore_errors=True)
 
     def _find(self, path: str) -> Path:
         if not path or len(path) > MAX_PATH or "\0" in path:
@@ -80,12 +95,15 @@ class AdapterFiles:
         return any(resolved.is_relative_to(folder.resolve()) for folder in self._folders)
 
     def _open(self, file: Path) -> BinaryIO:
-        if not self._is_allowed(file):
-            raise AdapterPathRefused(f"{file.name} is a link to a file that is not below a folder of `lora_dirs`")
-        return open_regular(file)
+        resolved = file.resolve()
+        for folder in self._folders:
+            if resolved.is_relative_to(root := folder.resolve()):
+                return open_beneath(root, resolved.relative_to(root))
+        raise AdapterPathRefused(f"{file.name} is a link to a file that is not below a folder of `lora_dirs`")
 
     def _opened_root(self) -> Path:
-        if self._root is None:
-            self._root = Path(tempfile.mkdtemp(prefix="baton-adapters-"))
-            weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
-        return self._root
+        with self._lock:
+            if self._root is None:
+                self._root = Path(tempfile.mkdtemp(prefix="baton-adapters-"))
+                weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
+            return self._root

@@ -52,7 +52,9 @@ class AdapterRoutes:
         self._router = router
         self._settings = settings
         self._files = AdapterFiles(settings.lora_dirs)
-        self._loading = anyio.Lock()
+        self._copying = anyio.Lock()
+        self._loading: set[str] = set()
+        """The names of adapters that are being loaded: one that takes long holds no others up."""
         router.adapters.forgotten = self._forgotten
 
     def routes(self) -> list[Route]:
@@ -67,23 +69,31 @@ class AdapterRoutes:
     async def load(self, request: Request) -> Response:
         """`POST /v1/load_lora_adapter`: answers when all workers of the model have loaded the adapter."""
         wanted = await small_body(request, LoadLoraAdapter, self._settings.body_timeout_s)
-        async with self._loading:
-            model = self._model(wanted)
-            self._check_name(wanted)
-            try:
-                self._router.adapters.places(model)
-                digest, paths = await anyio.to_thread.run_sync(self._files.copy, wanted.lora_path)
-                try:
-                    await self._router.adapters.load(wanted.lora_name, model, digest, paths)
-                finally:
-                    self._remove_unused(digest)
-            except AdapterPathRefused as refused:
-                code = RefusalCode.NOT_FOUND if refused.missing else ErrorCode.INVALID
-                raise RequestError(code, f"lora_path: {refused}", field="lora_path") from refused
-            except AdapterRefused as refused:
-                code = ErrorCode.UNAVAILABLE if refused.unavailable else ErrorCode.INVALID
-                raise RequestError(code, str(refused), field=None if refused.unavailable else "lora_path") from refused
+        model = self._model(wanted)
+        self._check_name(wanted)
+        self._loading.add(wanted.lora_name)
+        try:
+            await self._load(wanted, model)
+        except AdapterPathRefused as refused:
+            code = RefusalCode.NOT_FOUND if refused.missing else ErrorCode.INVALID
+            raise RequestError(code, f"lora_path: {refused}", field="lora_path") from refused
+        except AdapterRefused as refused:
+            code = ErrorCode.UNAVAILABLE if refused.unavailable else ErrorCode.INVALID
+            raise RequestError(code, str(refused), field=None if refused.unavailable else "lora_path") from refused
+        finally:
+            self._loading.discard(wanted.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.")
+
+    async def _load(self, wanted: LoadLoraAdapter, model: str) -> None:
+        adapters = self._router.adapters
+        adapters.places(model)
+        async with self._copying:
+            digest, paths = await anyio.to_thread.run_sync(self._files.copy, wanted.lora_path)
+        try:
+            await adapters.load(wanted.lora_name, model, digest, paths)
+        finally:
+            self._files.release(digest)
+            self._remove_unused(digest)
 
     async def unload(self, request: Request) -> Response:
         """`POST /v1/unload_lora_adapter`: requests that have the adapter are still answered with it."""
@@ -118,11 +128,13 @@ class AdapterRoutes:
         if not name or len(name) > MAX_ADAPTER_NAME or not name.isprintable():
             text = f"give a name of up to {MAX_ADAPTER_NAME} printable characters"
             raise RequestError(ErrorCode.INVALID, text, field="lora_name")
+        if name in self._loading:
+            raise RequestError(ErrorCode.UNAVAILABLE, f"an adapter {name!r} is being loaded", field="lora_name")
         if pool.runtime.version(name) is not None:
             if not wanted.load_inplace:
                 text = f"an adapter {name!r} is loaded already: set load_inplace to replace it"
                 raise RequestError(ErrorCode.INVALID, text, field="lora_name")
-        elif self._router.canonical(name) in self._router.models():
+        elif (own := self._router.canonical(name)) in self._router.models() or pool.catalog.find(own) is not None:
             text = f"{name!r} is the name of a model or of its adapter"
             raise RequestError(ErrorCode.INVALID, text, field="lora_name")
 

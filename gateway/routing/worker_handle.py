@@ -153,7 +153,7 @@ class WorkerHandle:
 
     def has_adapter(self, adapter: str) -> bool:
         """It can compute sequences with this adapter, or without one."""
-        return adapter in self.loaded_adapters or not is_version(adapter)
+        return adapter in self.loaded_adapters or not is_version(adapter) or adapter in self.adapters
 
     def close(self) -> None:
         """This incarnation gets no more requests."""

@@ -90,10 +90,10 @@ class WorkerPool:
         """The model that has an adapter; None if none does, and for the name of a model."""
         if (known := self.catalog.parent(adapter)) is not None:
             return known
-        if (loaded := self.runtime.version(adapter)) is not None:
-            return loaded.model
         if self.has(adapter) or self.catalog.canonical(adapter) != adapter:
             return None
+        if (loaded := self.runtime.version(adapter)) is not None:
+            return loaded.model
         return next((model for model in self._orders if adapter in self.adapters(model)), None)
 
     def of(self, model: str) -> list[WorkerHandle]:

@@ -267,7 +267,7 @@ class OutputProcessor:
             example=prompt.example,
             images=prompt.images,
             pooled=prompt.pooled,
-            adapter=self.adapters.get(submit.adapter, 0),
+            adapter=self.adapters[submit.adapter] if submit.adapter else 0,
         )
         return SubmitResult(request, None)
 

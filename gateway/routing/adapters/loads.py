@@ -1,21 +1,19 @@
 """Keeps the adapters of workers as the registry has them: of those that are there, start, restart or join."""
 
 import asyncio
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import structlog
 
-from actors.supervision.worker import WorkerUnavailable
+from actors.supervision.worker import WorkerState, WorkerUnavailable
 from gateway.metrics.adapter_collector import AdapterSample
 from gateway.routing.adapters.registry import AdapterRegistry, AdapterVersion
+from gateway.routing.adapters.worker_adapters import WorkerAdapters, load_command
 from gateway.routing.failure import RequestFailure
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
-from protocol.bounds import MAX_COUNT, MAX_FRAMES_PER_MESSAGE
-from protocol.commands import Command, LoadAdapter, UnloadAdapter
 from protocol.errors import ErrorCode
 from protocol.events import AdapterChanged
 
@@ -24,6 +22,8 @@ CHECK_S = 0.1
 again."""
 LOAD_S = 300.0
 """Time for all workers of a model to load an adapter."""
+
+_RETURNING = (WorkerState.STARTING, WorkerState.LOADING, WorkerState.BACKOFF)
 
 _log = structlog.get_logger("gateway.routing.adapters.loads")
 
@@ -34,16 +34,6 @@ class AdapterRefused(Exception):
     def __init__(self, text: str, *, unavailable: bool = False) -> None:
         super().__init__(text)
         self.unavailable = unavailable
-
-
-@dataclass(slots=True)
-class _OnWorker:
-    """The questions to one incarnation of a worker."""
-
-    incarnation: int
-    asked: dict[int, str] = field(default_factory=dict)
-    """The versions that it is loading, by the numbers of the questions."""
-    refused: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -73,7 +63,7 @@ class AdapterLoads:
         self._live = live
         self._serve = serve
         self._fail = fail
-        self._workers: dict[str, _OnWorker] = {}
+        self._workers: dict[str, WorkerAdapters] = {}
         self._loads: dict[str, _Load] = {}
         """By the name of the version on workers."""
         self._check: asyncio.TimerHandle | None = None
@@ -94,7 +84,7 @@ class AdapterLoads:
         for handle in ready:
             if not _places(handle):
                 text = f"worker {handle.name} loads no adapters at run time"
-                raise AdapterRefused(f"{text}: start it with --lora-dir, and with --max-loras for more")
+                raise AdapterRefused(f"{text}: start it with --lora-dir, with more --max-loras, and for one gateway")
         return min(map(_places, ready))
 
     async def load(self, name: str, model: str, digest: str, paths: tuple[str, ...]) -> AdapterVersion:
@@ -104,6 +94,9 @@ class AdapterLoads:
         version = self.registry.find(wire)
         if wire in self._loads:
             raise AdapterRefused(f"adapter {name!r} is being loaded", unavailable=True)
+        if version is not None and version.model != model:
+            text = f"{version.model!r} has this adapter under the name {name!r}, or requests that are not answered yet"
+            raise AdapterRefused(f"{text}: unload it, or take another name")
         if version is None:
             places = self.places(model)
             if (number := self.registry.free_number(model, places)) is None:
@@ -120,12 +113,14 @@ class AdapterLoads:
         self.registry.want(version)
         handles = [handle for handle in self._pool.of(version.model) if handle.ready]
         for state in self._workers.values():  # it may have refused it before
-            state.refused.discard(version.wire)
+            state.refused.pop(version.wire, None)
         load = self._loads[version.wire] = _Load({handle.name for handle in handles})
         problem = f"not all workers of {version.model!r} have loaded it within {LOAD_S:g} s"
         try:
             for handle in handles:
                 self.changed(handle)
+                if version.wire in handle.loaded_adapters:
+                    self._note(version.wire, handle.name, loaded=True)
             async with asyncio.timeout(LOAD_S):
                 await load.done.wait()
             problem = load.problem or ("" if load.loaded else f"no worker of {version.model!r} is left")
@@ -153,29 +148,19 @@ class AdapterLoads:
             return
         state = self._workers.get(handle.name)
         if state is None or state.incarnation != handle.incarnation:
-            state = self._workers[handle.name] = _OnWorker(handle.incarnation)
-            handle.loaded_adapters.clear()
-        commands: list[Command] = []
-        for wire in [each for each in handle.loaded_adapters if not self.registry.wants(each)]:
-            commands.append(UnloadAdapter(secrets.randbelow(MAX_COUNT), wire))
-        there = handle.loaded_adapters | set(state.asked.values()) | state.refused
-        wanted = {
-            secrets.randbelow(MAX_COUNT): each
-            for each in self.registry.wanted(handle.model)
-            if each.wire not in there and each.number <= _places(handle)
-        }
-        commands += [
-            LoadAdapter(query, each.wire, each.number, each.paths, each.digest) for query, each in wanted.items()
-        ]
+            state = self._workers[handle.name] = WorkerAdapters(handle.incarnation)
+        state.compare(self.registry)
+        handle.loaded_adapters = set(state.loaded)
+        loads = state.loads(self.registry.wanted(handle.model), _places(handle))
+        commands = [*state.unloads(), *(load_command(query, each) for query, each in loads.items())]
         if not commands:
             return
         try:
-            handle.worker.send_nowait(commands[:MAX_FRAMES_PER_MESSAGE])
+            handle.worker.send_nowait(commands)
         except WorkerUnavailable:
             asyncio.get_running_loop().call_later(CHECK_S, self._again, handle.name)
-            return
-        state.asked |= {query: each.wire for query, each in wanted.items()}
-        handle.loaded_adapters.intersection_update(self.registry.wires())
+        else:
+            state.sent(loads)
 
     def samples(self) -> dict[str, AdapterSample]:
         """Return the adapters of each model that has some, for a scrape."""
@@ -200,26 +185,25 @@ class AdapterLoads:
 
     def take(self, handle: WorkerHandle, event: AdapterChanged) -> None:
         """Take the answer of a worker."""
-        state = self._workers.get(handle.name)
-        if state is None or (wire := state.asked.pop(event.query, None)) is None:
-            return  # of an unload, or of a version that is not wanted any more
-        if event.text:
-            state.refused.add(wire)
-            _log.warning("adapter_refused", worker=handle.name, adapter=wire, problem=event.text)
-        else:
-            handle.loaded_adapters.add(wire)
-        self._note(wire, handle.name, loaded=not event.text, problem=event.text)
-        if event.text:
-            self._give_up(wire)
-        self.changed(handle)  # it may not be wanted any more
+        if (state := self._workers.get(handle.name)) is None:
+            return
+        version = state.answered(event.query, refused=bool(event.text), registry=self.registry)
+        if version is not None:
+            if event.text:
+                problem = event.text
+                _log.warning("adapter_refused", worker=handle.name, adapter=version.wire, problem=problem)
+            self._note(version.wire, handle.name, loaded=not event.text, problem=event.text)
+            if event.text:
+                self._give_up(version.wire)
+        self.changed(handle)
         self._serve(handle.model)
 
     def lost(self, handle: WorkerHandle) -> None:
         """An incarnation is gone, with all that it had loaded."""
         handle.loaded_adapters.clear()
         if (state := self._workers.pop(handle.name, None)) is not None:
-            for wire in state.asked.values():
-                self._note(wire, handle.name)
+            for version in state.asked.values():
+                self._note(version.wire, handle.name)
 
     def _note(self, wire: str, worker: str, *, loaded: bool = False, problem: str = "") -> None:
         """Note that a worker has ended a load; without `loaded` and a `problem`, it is gone."""
@@ -232,15 +216,16 @@ class AdapterLoads:
             load.done.set()
 
     def _give_up(self, wire: str) -> None:
-        """Forget a version that was published and that no worker has or is loading: one that was started again could
-        not read it."""
+        """Forget a version that was published and that no worker has, is loading or will load once it is back: one that
+        was started again could not read it."""
         version = self.registry.find(wire)
         if version is None or wire in self._loads:
             return
-        handles = [handle for handle in self._pool.of(version.model) if handle.ready]
-        for handle in handles:
+        for handle in self._pool.of(version.model):
             state = self._workers.get(handle.name)
-            if wire in handle.loaded_adapters or state is None or wire not in state.refused:
+            if handle.ready and (state is None or wire not in state.refused):
+                return
+            if handle.worker.status.state in _RETURNING:
                 return
         _log.error("adapter_lost", adapter=version.name, model=version.model, digest=version.digest)
         if self.registry.version(version.name) is version:

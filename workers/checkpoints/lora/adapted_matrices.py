@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.tensors import Tensor, tensors
-from workers.checkpoints.lora.adapter_weights import AdapterWeights, PairHeader
+from workers.checkpoints.lora.adapter_weights import FLOAT32_MAX, AdapterWeights, PairHeader
 
 ADAPTED = ("qkv", "o", "gate_up", "up", "down")
 """The matrices of a layer that adapters may change: those of attention and of an MLP without experts."""
@@ -71,9 +71,12 @@ class AdapterStack:
         return a, b
 
 
-def read_adapters(modules: Sequence[tuple[str, Path]], max_rank: int) -> list[AdapterWeights]:
-    """Open adapters by name and directory; their weights are read later. Raises `CheckpointError`."""
-    return [AdapterWeights(name, path, max_rank) for name, path in modules]
+def read_adapters(
+    modules: Sequence[tuple[str, Path]], max_rank: int, largest: float = FLOAT32_MAX
+) -> list[AdapterWeights]:
+    """Open adapters by name and directory; their weights are read later. The bounds are those of `AdapterWeights`.
+    Raises `CheckpointError`."""
+    return [AdapterWeights(name, path, max_rank, largest) for name, path in modules]
 
 
 def adapter_stacks(config: ModelConfig, adapters: Sequence[AdapterWeights]) -> list[AdapterStack]:

@@ -18,6 +18,10 @@ from workers.checkpoints.json_files import read_json
 PEFT_WEIGHTS = "adapter_model.safetensors"
 MAX_PATTERNS = 4096
 """Most entries of `rank_pattern` and of `alpha_pattern`."""
+MAX_PATTERN = 256
+"""Characters of one."""
+MAX_BRANCHES = 3
+"""Repetitions and groups of choices in one."""
 FLAGS = ("use_dora", "lora_bias", "fan_in_fan_out", "use_qalora")
 """Fields of PEFT that change what an adapter computes, and must be false."""
 LISTS = (
@@ -109,7 +113,7 @@ def _check_kind(fields: Fields) -> None:
 
 
 def _patterns(section: Fields) -> list[str]:
-    """Return the patterns of a section; each must be a regular expression."""
+    """Return the patterns of a section; each must be a regular expression that no name takes long to compare with."""
     if len(section.values) > MAX_PATTERNS:
         raise section.error("", f"has {len(section.values)} entries, more than {MAX_PATTERNS}")
     for name in section.values:
@@ -117,7 +121,30 @@ def _patterns(section: Fields) -> list[str]:
             re.compile(name)
         except re.error as error:
             raise section.error(name, f"is no regular expression: {error}") from error
+        if _is_slow(name):
+            problem = f"has a repeated group, flags, or over {MAX_PATTERN} characters or {MAX_BRANCHES} repetitions"
+            raise section.error(name, f"{problem}: write the names of the modules")
     return list(section.values)
+
+
+def _is_slow(pattern: str) -> bool:
+    """A comparison may try a number of ways that grows faster than the `MAX_BRANCHES`th power of a name's length:
+    Python's expressions hold the interpreter, and so the worker, until they have tried all."""
+    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern).replace("(?:", "(")
+    choices, open_groups = 0, [False]
+    for char in plain:
+        if char == "(":
+            open_groups.append(False)
+        elif char == "|":
+            open_groups[-1] = True
+        elif char == ")":
+            choices += open_groups.pop()
+    repetitions = len(re.findall(r"[*+?{]", plain))
+    return (
+        len(pattern) > MAX_PATTERN
+        or re.search(r"\)[*+?{]|\(\?", plain) is not None
+        or repetitions + choices + open_groups[0] > MAX_BRANCHES
+    )
 
 
 def _check_rank(fields: Fields, name: str, rank: int, max_rank: int) -> None:

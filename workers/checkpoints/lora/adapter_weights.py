@@ -15,6 +15,7 @@ from workers.checkpoints.lora.adapter_config import read_adapter_config
 from workers.checkpoints.weight_files import WeightFiles
 from workers.checkpoints.weights import FLOATS
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 _PEFT = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(A|B)\.weight")
 _MLX = re.compile(r"(.+)\.lora_(a|b)")
 _INSIDE = {"model.language_model.": "model.", "language_model.": ""}
@@ -46,21 +47,28 @@ class PairHeader:
 class AdapterWeights:
     """One adapter, read on access. Raises `CheckpointError` that names the file and the field or tensor."""
 
-    def __init__(self, name: str, path: Path, max_rank: int) -> None:
-        """`name` is what requests call it. Its ranks may be up to `max_rank`."""
+    def __init__(self, name: str, path: Path, max_rank: int, largest: float = FLOAT32_MAX) -> None:
+        """`name` is what requests call it. Its ranks may be up to `max_rank`, and its values up to `largest`, which the
+        type has in which they are stored: an infinite one of an adapter makes the sums of all others NaN."""
         self.name = name
+        self._largest = largest
         self.config = read_adapter_config(path, max_rank)
         self._file = WeightFiles(path).open(self.config.file)
         self.pairs = self._headers()
         """By the name of the module in the language model alone."""
 
     def pair(self, module: str) -> LoraPair:
-        """Read the matrices of a module, which must be finite."""
-        header = self.pairs[module]
+        """Read the matrices of a module, which must be finite, also with the scale and in the type of the model."""
+        header, scale = self.pairs[module], self.config.scale_of(module)
         a, b = (self._read(name) for name in (header.a, header.b))
+        with np.errstate(over="ignore", invalid="ignore"):
+            b = b * np.float32(scale)
+        for name, values, times in ((header.a, a, ""), (header.b, b, f", times the scale {scale:g},")):
+            if not (np.abs(values) <= self._largest).all():
+                raise self.error(name, f"has values{times} above {self._largest:g}, the largest of the model's type")
         if self.config.layout == "mlx":
             a, b = a.T, b.T
-        return LoraPair(np.ascontiguousarray(a), np.ascontiguousarray(b * np.float32(self.config.scale_of(module))))
+        return LoraPair(np.ascontiguousarray(a), np.ascontiguousarray(b))
 
     def error(self, tensor: str, problem: str) -> CheckpointError:
         """Return an error about a tensor of the file."""

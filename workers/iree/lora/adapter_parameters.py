@@ -35,7 +35,11 @@ def add_adapters(
 
     Returns their bytes. The index keeps the memory. Raises `CheckpointError`.
     """
-    adapters, stored, total = read_adapters(modules, max_rank), {each.name: each for each in weights}, 0
+    adapters, stored, total = (
+        read_adapters(modules, max_rank, largest(ops.dtype)),
+        {each.name: each for each in weights},
+        0,
+    )
     for stack in adapter_stacks(config, adapters):
         for name, array in _parameters(stack, adapters, stored[stack.name], ops):
             index.add_buffer(name, aligned(array).reshape(-1).view(np.uint8))
@@ -51,6 +55,11 @@ def _parameters(
     a = a if inputs is None else inputs.pad(a, 1)
     b = b if outputs is None else outputs.pad(b, 0)
     yield from zip(parameter_names(stack.name), (ops.store(a), ops.store(b), stack.owners), strict=True)
+
+
+def largest(dtype: str) -> float:
+    """Return the largest finite value of a type in which adapters are stored."""
+    return float(ml_dtypes.finfo(TYPES[dtype]).max)
 
 
 def aligned(array: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.lora.adapter_places import AdapterPlaces, PlacedAdapter
 from workers.checkpoints.lora.adapter_weights import AdapterWeights
 from workers.engine.adapters.adapter_slots import PutAdapter
-from workers.iree.lora.adapter_parameters import TYPES, add_adapters, aligned
+from workers.iree.lora.adapter_parameters import TYPES, add_adapters, aligned, largest
 from workers.iree.lora.lora_plan import parameter_names
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.stored_parameters import Stored
@@ -59,7 +59,7 @@ class AdapterStore:
 
     def read(self, directory: Path) -> PutAdapter:
         """See `AdapterSlots.read`."""
-        adapter = AdapterWeights(directory.name, directory, self._places.max_rank)
+        adapter = AdapterWeights(directory.name, directory, self._places.max_rank, largest(self._ops.dtype))
         packed = [self._packed(each) for each in self._places.read(adapter, 1)]
 
         def put(number: int) -> None:

@@ -1,6 +1,7 @@
 """Loads adapters while a worker serves: reads their files on a thread, and lets the engine thread put them in place."""
 
 import asyncio
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,6 +12,7 @@ import anyio.to_thread
 from structlog.typing import FilteringBoundLogger
 
 from actors.process.file_digest import file_digest
+from actors.process.regular_file import open_regular
 from protocol.adapter_files import ADAPTER_FILES, DIGEST_BYTES
 from protocol.bounds import MAX_ADAPTER_BYTES, MAX_ADAPTERS, clip
 from protocol.commands import LoadAdapter, UnloadAdapter
@@ -86,11 +88,11 @@ class RuntimeAdapters:
         if (there := self._there.get(command.name)) is not None:
             if (there.number, there.digest) == (command.number, command.digest):
                 return ""
-            return f"there is an adapter {command.name!r} already"
+            self._unload(UnloadAdapter(0, command.name))  # of a gateway that is gone, with all its sequences
         if command.name in self._numbers:
             return f"{command.name!r} was loaded with the model"
         for name in [name for name, each in self._there.items() if each.number == command.number]:
-            self._unload(UnloadAdapter(0, name))  # of a gateway that is gone, with all its sequences
+            self._unload(UnloadAdapter(0, name))  # likewise
         try:
             put = await anyio.to_thread.run_sync(partial(read_adapter, self._slots, command))
         except Exception as error:  # noqa: BLE001  the gateway tells the client, and the worker serves on
@@ -110,11 +112,23 @@ class AdapterFilesMissing(Exception):
 
 
 def read_adapter(slots: AdapterSlots, command: LoadAdapter) -> PutAdapter:
-    """Read the adapter of a command. Raises `AdapterFilesMissing`, and what `AdapterSlots.read` raises."""
-    for path in map(Path, command.paths):
-        if not (path / ADAPTER_FILES[0]).is_file():
-            continue
-        read = ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES
-        if file_digest(path, *read, lambda file: file.open("rb")) == command.digest:
-            return slots.read(path)
+    """Read the adapter of a command. The first directory is the gateway's own copy, which does not change. Others are
+    copied first: what is read is what has the digest, whatever is written there meanwhile.
+
+    Raises `AdapterFilesMissing`, and what `AdapterSlots.read` raises.
+    """
+    own, *others = map(Path, command.paths)
+    if _digest(own) == command.digest:
+        return slots.read(own)
+    for path in others:
+        with tempfile.TemporaryDirectory(prefix="baton-adapter-") as copy:
+            if _digest(path, Path(copy)) == command.digest:
+                return slots.read(Path(copy))
     raise AdapterFilesMissing(f"no file of it is in {command.paths[-1]!r} on this machine, or it has changed there")
+
+
+def _digest(path: Path, copy_to: Path | None = None) -> str:
+    """Return the digest of the adapter in a directory; empty if there is none."""
+    if not (path / ADAPTER_FILES[0]).is_file():
+        return ""
+    return file_digest(path, ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES, open_regular, copy_to)

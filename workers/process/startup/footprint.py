@@ -18,6 +18,7 @@ from workers.process.startup.context_choice import (
     kind_of,
     ring_bytes,
 )
+from workers.process.startup.lora import adapter_bytes
 from workers.process.startup.state_sizes import all_states_bytes
 from workers.process.startup.vision_size import vision_bytes
 
@@ -27,7 +28,7 @@ class Footprint:
     """The memory of one worker."""
 
     weights: int
-    """Those of the draft model included, if there is one."""
+    """Those of the draft model, and of adapters and their places, included, if there are any."""
     row_bytes: int
     """Bytes of the KV cache of one token, with that of the draft model."""
     rows: int
@@ -72,7 +73,7 @@ class Footprint:
             weights, states = estimate_encoder(config, spec.dtype, spec.quantize), 0
         else:
             weights = sum(estimate_weights(each, dtype=spec.dtype, quantize=spec.quantize) for each in paths)
-            weights += vision_bytes(spec, kind_of(spec, config))
+            weights += vision_bytes(spec, kind_of(spec, config)) + adapter_bytes(spec, config)
             states = sum(all_states_bytes(spec, backend, ModelConfig.from_dir(each)) for each in paths)
             states += ring_bytes(spec, backend, config)
         return cls(weights, one, rows, least, most, states, isinstance(config, LoneConfig))

@@ -45,3 +45,16 @@ def lora_digest(spec: WorkerSpec, backend: str, config: "ModelConfig | LoneConfi
         except CheckpointError as error:
             raise LoadRefused(f"lora_modules: {name}: {error}") from error
     return adapters_digest(modules)
+
+
+def adapter_bytes(spec: WorkerSpec, config: "ModelConfig") -> int:
+    """Return the bytes that adapters and their places take, at 4 a number: rather too much than too little. Raises
+    `CheckpointError`."""
+    from workers.checkpoints.lora.adapted_matrices import adapter_stacks, read_adapters
+    from workers.checkpoints.lora.adapter_places import AdapterPlaces
+
+    rank, modules = spec.max_lora_rank, [(name, Path(path)) for name, path in spec.lora_modules.items()]
+    if spec.runtime_loras:
+        return AdapterPlaces(config, len(modules) + spec.runtime_loras, rank).nbytes(4)
+    stacks = adapter_stacks(config, read_adapters(modules, rank))
+    return sum(4 * each.columns * (each.tensor.rows + each.tensor.sources[0][1][1] + 1) for each in stacks)

@@ -57,7 +57,7 @@ async def test_adapters_come_and_go_and_streams_keep_theirs(tmp_path: Path) -> N
         assert (full.status_code, "unload one, or set --max-loras" in full.text) == (400, True)
 
         async def streamed() -> list[int]:
-            body = COMPLETION | {"model": "sql", "stream": True}
+            body = COMPLETION | {"model": "sql", "stream": True, "max_tokens": 200}  # it lasts for all that follows
             async with real.client.stream("POST", "/v1/completions", json=body) as response:
                 chunks = await events(response)
             return [token for chunk in chunks[:-1] for choice in chunk["choices"] for token in choice["token_ids"]]
@@ -80,7 +80,7 @@ async def test_adapters_come_and_go_and_streams_keep_theirs(tmp_path: Path) -> N
             assert (full.status_code, "have requests that are not answered yet" in full.text) == (400, True)
 
         tokens, _ = await gather(streamed, unload_and_kill)
-        assert tokens == first[0], "the same weights after the death of its worker, and after the unload"
+        assert tokens[:40] == first[0], "the same weights after the death of its worker, and after the unload"
         assert 'baton_adapter_loaded{adapter="sql",model="tiny"} 1.0' in metrics
         info = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql",waiting_lora_adapters=""}'
         assert info in metrics

@@ -42,7 +42,7 @@ def change(adapter: Path, **tensors: NDArray[Any] | None) -> None:
 def test_the_scale_and_the_ranks_of_patterns_are_those_of_peft(tmp_path: Path, model: Path) -> None:
     patterns: dict[str, Any] = {
         "rank_pattern": {"q_proj": 4},
-        "alpha_pattern": {"layers.1.self_attn.q_proj": 3, "v_proj": 24},
+        "alpha_pattern": {r".*\.(1|7)\.self_[a-z]+.q_proj": 3, "v_proj" + "()" * 125: 24},
     }
     adapter = make_lora(tmp_path / "a", model, targets=["q_proj"], r=8, lora_alpha=16, **patterns)
     config = AdapterWeights("one", adapter, 64).config
@@ -97,6 +97,11 @@ def test_modules_of_a_multimodal_model_are_those_of_its_language_model(tmp_path:
         ({"r": 65}, "r: 65 is more than max_lora_rank, 64: set --max-lora-rank 65"),
         ({"rank_pattern": {"q_proj": 65}}, "rank_pattern.q_proj: 65 is more than max_lora_rank"),
         ({"rank_pattern": {"(": 4}}, r"rank_pattern.\(: is no regular expression"),
+        ({"rank_pattern": {"([a-z_.0-9]+)+!": 4}}, "has a repeated group, flags, or over 256 characters or 3 repet"),
+        ({"rank_pattern": {"((.)|(.))" * 30: 4}}, "has a repeated group, flags, or"),
+        ({"alpha_pattern": {"(?x)(a+) *": 4}}, "has a repeated group, flags, or"),
+        ({"alpha_pattern": {"a?" * 4: 4}}, "has a repeated group, flags, or"),
+        ({"alpha_pattern": {"a" * 257: 4}}, "has a repeated group, flags, or"),
         ({"lora_alpha": "much"}, "lora_alpha: 'much' is not a number"),
         ({"r": 8}, f"{TENSOR}: has the rank 4, adapter_config.json says 8"),
     ],
@@ -140,6 +145,43 @@ def test_tensors_that_do_not_fit_are_refused(
     adapter = make_lora(tmp_path / "a", model, targets=["q_proj"])
     change(adapter, **tensors)
     with pytest.raises(CheckpointError, match=problem):
+        read(adapter, model)
+
+
+@pytest.mark.parametrize(("largest", "fits"), [(6.0, True), (5.999, False)])
+def test_values_have_to_fit_the_type_of_the_model_with_their_scale(
+    tmp_path: Path, model: Path, largest: float, fits: bool
+) -> None:
+    adapter = make_lora(tmp_path / "a", model, targets=["q_proj"])  # of scale 2
+    tensor = TENSOR.replace("lora_A", "lora_B")
+    shape = load_file(adapter / "adapter_model.safetensors")[tensor].shape
+    change(adapter, **{tensor: np.full(shape, -3, np.float32)})
+    weights = AdapterWeights("one", adapter, 4, largest)
+    if fits:
+        assert weights.pair(Q).b.min() == -6
+    else:
+        with pytest.raises(CheckpointError, match=r"lora_B.weight: has values, times the scale 2, above 5\.999, the l"):
+            weights.pair(Q)
+
+
+def test_a_scale_that_makes_values_infinite_is_refused(tmp_path: Path, model: Path) -> None:
+    adapter = make_lora(tmp_path / "a", model, targets=["q_proj"], lora_alpha=1e15)
+    tensor = TENSOR.replace("lora_A", "lora_B")
+    shape = load_file(adapter / "adapter_model.safetensors")[tensor].shape
+    change(adapter, **{tensor: np.full(shape, 1e30, np.float32)})
+    with pytest.raises(CheckpointError, match=r"above 3\.40282e\+38, the largest of the model's type"):
+        AdapterWeights("one", adapter, 4).pair(Q)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 7, b"\xff" * 64, (1 << 40).to_bytes(8, "little"), b"\x02" + bytes(7) + b"{}"]
+)
+def test_files_of_weights_that_are_none_are_refused(tmp_path: Path, model: Path, content: bytes) -> None:
+    adapter = make_lora(tmp_path / "a", model, targets=["q_proj"])
+    (adapter / "adapter_model.safetensors").write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"adapter_model\.safetensors: (is not a safetensors file|has no tensors)"
+    ):
         read(adapter, model)
 
 

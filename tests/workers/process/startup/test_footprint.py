@@ -7,8 +7,10 @@ import pytest
 
 from models import builtin_path
 from tests.checkpoints import make_checkpoint
+from tests.workers.checkpoints.lora.lora_files import make_lora
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.checkpoint import DEFAULT_CONTEXT, ModelConfig
+from workers.checkpoints.lora.adapter_places import AdapterPlaces
 from workers.iree.model.state_versions import state_versions
 from workers.process.loading import load, memory_bytes
 from workers.process.spec import WorkerSpec
@@ -74,6 +76,18 @@ def test_a_worker_reports_no_more_and_about_as_much(quantize: Any) -> None:
     estimated = expected.weights + rows * expected.row_bytes
     assert reported <= estimated
     assert reported == pytest.approx(estimated, rel=0.25)
+
+
+def test_adapters_and_their_places_are_counted(path: Path, tmp_path: Path) -> None:
+    """Places in full, and adapters that stay by their ranks: both in whole vectors."""
+    plain, config = footprint(path).weights, ModelConfig.from_dir(path)
+    one = make_lora(tmp_path / "one", path, rank=4)
+    fixed = footprint(path, lora_modules={"one": str(one)}).weights - plain
+    places = [footprint(path, runtime_lora=True, max_loras=count, max_lora_rank=40).weights - plain for count in (1, 3)]
+    assert places == [AdapterPlaces(config, count, 40).nbytes(4) for count in (1, 3)]
+    assert 0 < fixed < places[0] == places[1] // 3
+    both = footprint(path, lora_modules={"one": str(one)}, runtime_lora=True, max_loras=3, max_lora_rank=40)
+    assert both.weights - plain == places[1]
 
 
 def test_recurrent_states_are_fixed(tmp_path: Path) -> None:

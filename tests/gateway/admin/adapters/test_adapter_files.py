@@ -1,0 +1,96 @@
+"""The files of adapters, which others may change while they are read."""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from actors.process import file_digest
+from gateway.admin import adapter_files
+from gateway.admin.adapter_files import AdapterFiles, AdapterPathRefused
+from protocol.adapter_files import ADAPTER_FILES
+from protocol.bounds import MAX_ADAPTER_BYTES
+
+CONFIG, WEIGHTS = ADAPTER_FILES[:2]
+
+
+def make_adapter(directory: Path, weights: bytes = b"weights") -> Path:
+    directory.mkdir(parents=True)
+    (directory / CONFIG).write_text("{}")
+    (directory / WEIGHTS).write_bytes(weights)
+    return directory
+
+
+@pytest.mark.parametrize("swapped", ["file", "directory"])
+def test_a_link_that_takes_a_files_place_after_the_check_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
+) -> None:
+    adapter, secret = make_adapter(tmp_path / "lora/one"), make_adapter(tmp_path / "secret", b"secret")
+    opened = adapter_files.open_beneath
+
+    def swap(root: Path, relative: Path) -> BinaryIO:
+        if relative.name == WEIGHTS:
+            target = adapter if swapped == "directory" else adapter / WEIGHTS
+            target.rename(tmp_path / "moved")
+            target.symlink_to(secret if swapped == "directory" else secret / WEIGHTS)
+        return opened(root, relative)
+
+    monkeypatch.setattr(adapter_files, "open_beneath", swap)
+    files = AdapterFiles([str(tmp_path / "lora")])
+    with pytest.raises(AdapterPathRefused, match="cannot be read"):
+        files.copy("one")
+    assert files._root is not None
+    assert not list(files._root.iterdir())
+
+
+@pytest.mark.parametrize("path", ["../secret", "one/../../secret", "out", "one\0", "/", "x" * 5000, "round"])
+def test_paths_that_lead_out_are_refused_whether_or_not_they_exist(tmp_path: Path, path: str) -> None:
+    make_adapter(tmp_path / "lora/one")
+    make_adapter(tmp_path / "secret")
+    (tmp_path / "lora/out").symlink_to(tmp_path / "secret")
+    (tmp_path / "lora/round").symlink_to(tmp_path / "lora/round")
+    with pytest.raises(AdapterPathRefused) as refused:
+        AdapterFiles([str(tmp_path / "lora")]).copy(path)
+    assert not refused.value.missing
+
+
+def test_links_within_the_folders_are_followed_and_a_fifo_is_refused(tmp_path: Path) -> None:
+    real, other = make_adapter(tmp_path / "store/one"), make_adapter(tmp_path / "lora/two")
+    (tmp_path / "lora/one").symlink_to(real)
+    files = AdapterFiles([str(tmp_path / "lora"), str(tmp_path / "store")])
+    assert files.copy("one")[0] == files.copy(str(real))[0]
+    (other / WEIGHTS).unlink()
+    os.mkfifo(other / WEIGHTS)
+    with pytest.raises(AdapterPathRefused, match="not a regular file"):
+        files.copy("two")
+
+
+def test_more_bytes_than_the_bound_are_refused_before_they_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = make_adapter(tmp_path / "one")
+    with (adapter / WEIGHTS).open("wb") as file:
+        file.truncate(MAX_ADAPTER_BYTES)  # with the config it is too large; the file has no blocks
+    monkeypatch.setattr(file_digest, "_PART_BYTES", 1)  # it would take hours
+    files = AdapterFiles([str(tmp_path)])
+    with pytest.raises(AdapterPathRefused, match=f"more than {MAX_ADAPTER_BYTES} bytes"):
+        files.copy("one")
+
+
+def test_a_copy_stays_while_another_load_uses_it_and_rounds_leave_none(tmp_path: Path) -> None:
+    make_adapter(tmp_path / "one")
+    make_adapter(tmp_path / "two")
+    files = AdapterFiles([str(tmp_path)])
+    for _ in range(20):
+        first, paths = files.copy("one")
+        second, _ = files.copy("two")
+        assert first == second
+        files.release(first)
+        files.remove(first)
+        assert (Path(paths[0]) / WEIGHTS).exists(), "the second one uses it"
+        files.release(second)
+        files.remove(second)
+        assert files._root is not None
+        assert not list(files._root.iterdir())
+    assert not files._held
