@@ -144,7 +144,7 @@ def compare(path: Path, spec: StageSpec, runner: IreeRunner) -> float:
     tokens = tuple(np.random.default_rng(11).integers(3, 300, spec.sizes.context // 4).tolist())
     wanted = Executor(*plain_plan(path, "float32", 1, spec.sizes.context), spec.sizes.context).logits(tokens)
     chunk, largest = Chunk(0, tokens, 0, 0), np.abs(wanted).max()
-    found = np.concatenate([runner.logits(chunk), runner._score_row(chunk, len(tokens) - 1)])
+    found = np.concatenate([runner.logits(chunk), runner._scores.score_row(chunk, len(tokens) - 1)])
     runner.reset(0)
     (token,) = runner.prefill([chunk], [SampleSpec(Sampling(), len(tokens))])
     runner.reset(0)

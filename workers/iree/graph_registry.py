@@ -8,11 +8,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+import iree.runtime as rt
 import structlog
 
 from workers.iree.build.compile_client import Builder, Building, Built, CompileProcess, Group, ModuleBuilder
 from workers.iree.build.compiler import CompileError
-from workers.iree.device.device import Module
+from workers.iree.device.device import Module, Results
 from workers.load_options import Progress
 
 TRIES = 3
@@ -133,6 +134,10 @@ class ModuleRegistry:
     def __getitem__(self, name: str) -> Module:
         """Raises `KeyError` for a graph that is not ready."""
         return self._ready[name]
+
+    def call(self, name: str, *arguments: rt.HalBufferView | int) -> Results:
+        """Run a graph that is ready. Raises `KeyError` for another one."""
+        return self._ready[name].call(name, *arguments)
 
     def wait_for(self, name: str) -> None:
         """Wait for a graph that was fetched, or is being opened. Raises `CompileError` if it cannot be compiled."""

@@ -84,7 +84,7 @@ def runner(shared_runner: IreeRunner) -> IreeRunner:
     """A runner in float32 with empty slots."""
     for slot in range(shared_runner.capabilities.slots):
         shared_runner.reset(slot)
-    window = shared_runner._kv[0].window
+    window = shared_runner._buffers.kv[0].window
     assert window is not None
     window[...] = 0  # what a test wrote where no row is, too, which no reset clears
     return shared_runner

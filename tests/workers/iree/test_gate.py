@@ -44,13 +44,13 @@ class Rationed:
         self._groups = self._graphs.builder.plan.everything()
         self._randomness = random.Random(5)
         self.taken: list[str] = []
-        call = runner._call
+        call = runner.graphs.call
 
         def noted(name: str, *arguments: Any) -> Any:
             self.taken.append(name)
             return call(name, *arguments)
 
-        monkeypatch.setattr(runner, "_call", noted)
+        monkeypatch.setattr(runner.graphs, "call", noted)
 
     def only(self, *names: str) -> None:
         self._graphs._ready = {name: self._all[name] for name in names if name in self._all}
@@ -267,7 +267,7 @@ class LogitsSpy:
 
     def __init__(self, runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[NDArray[np.float32]] = []
-        call, download = runner._call, runner._device.download
+        call, download = runner.graphs.call, runner._device.download
 
         def spy(name: str, *arguments: Any) -> Any:
             result = call(name, *arguments)
@@ -275,7 +275,7 @@ class LogitsSpy:
                 self.seen.append(download(result[1]))
             return result
 
-        monkeypatch.setattr(runner, "_call", spy)
+        monkeypatch.setattr(runner.graphs, "call", spy)
 
 
 def test_logits_are_equal_to_the_bit(runner: IreeRunner, monkeypatch: pytest.MonkeyPatch) -> None:

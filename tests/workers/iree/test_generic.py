@@ -45,7 +45,7 @@ def test_gate(load: Load, tmp_path: Path, family: str, dtype: str, sampling: tup
     runner = load_generic(load, make_checkpoint(tmp_path / "model", family), dtype=dtype)
     capabilities = runner.capabilities
     assert (capabilities.device, capabilities.exact_rows, capabilities.kv_rows) == (GENERIC_DEVICE, False, 0)
-    assert runner._host_kv is None
+    assert runner._buffers.host_kv is None
     assert capabilities.rows_format == ""
     for refused in (lambda: runner.read_rows(0, 0, 1), lambda: runner.write_rows(0, 0, b"")):
         with pytest.raises(ValueError, match="rows cannot be read or written on generic-task"):
@@ -75,7 +75,7 @@ def test_a_slot_is_filled_copied_and_reset_by_graphs(load: Load, tmp_path: Path)
 
     def rows(slot: int) -> NDArray[np.float32]:
         """The rows of a slot, behind the layers and heads of keys and values."""
-        cache, held = plain._cache.groups[0], plain._device.download(plain._kv[0].view)
+        cache, held = plain._plan.cache.groups[0], plain._device.download(plain._buffers.kv[0].view)
         rows: NDArray[np.float32] = held[:, :, slot].reshape(-1, cache.capacity, cache.head_dim)
         return rows
 

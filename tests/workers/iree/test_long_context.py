@@ -34,8 +34,8 @@ def test_a_cache_of_many_long_slots_takes_addresses_only_and_gives_the_same_toke
     before = psutil.Process().memory_info()
     long = load(path, slots=SLOTS, context=LONG)
     try:
-        assert long._kv[0].window is not None
-        assert long._kv[0].window.size > 1 << 32
+        assert long._buffers.kv[0].window is not None
+        assert long._buffers.kv[0].window.size > 1 << 32
         assert generated(long, 0) == generated(long, SLOTS - 1) == expected
         after = psutil.Process().memory_info()
         assert after.vms - before.vms > 16 << 30

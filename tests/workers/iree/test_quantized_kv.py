@@ -116,14 +116,14 @@ def test_the_capabilities_tell_the_size_and_format_of_rows(load: Load, wide: Pat
 
 def test_a_row_that_is_not_finite_fails_alone(load: Load, wide: Path) -> None:
     runner = load(wide, **INT8)
-    window = runner._kv[0].window
+    window = runner._buffers.kv[0].window
     assert window is not None
     spec = SampleSpec(Sampling(), 31)
     for slot in (0, 1):
         runner.prefill([Chunk(slot, TOKENS[:30], 0, 0)], [None])
     rows = [DecodeRow(slot, TOKENS[30], 30, 30, spec) for slot in (0, 1)]
     expected = runner.decode(rows)
-    scale = runner._cache.capacity * runner._cache.groups[0].head_dim
+    scale = runner._plan.cache.capacity * runner._plan.cache.groups[0].head_dim
     window[:, :, 1, :, scale : scale + 4] = np.frombuffer(np.float32(np.nan).tobytes(), np.uint8)  # of the first row
     assert runner.decode(rows) == [expected[0], None]
     runner.reset(1)

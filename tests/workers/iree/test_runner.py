@@ -72,7 +72,7 @@ def test_a_reported_prompt_has_the_rows_and_the_tokens_of_any_other(load: Load, 
 
 def test_a_reported_chunk_with_bad_rows_or_targets_is_refused(runner: IreeRunner) -> None:
     runner.prefill([Chunk(2, PROMPT[:10], 0, 0)], [None])
-    window = runner._kv[0].window
+    window = runner._buffers.kv[0].window
     assert window is not None
     window[:, :, 2] = np.float32(np.nan).view(np.uint32)
     with pytest.raises(NotFiniteError):
@@ -101,7 +101,7 @@ def test_steps_update_the_cache_in_place(runner: IreeRunner) -> None:
     generate(runner, 3, PROMPT, 30)
     used = runner._device._device.allocator.statistics["device_bytes_allocated"] - before
     assert used < 30 * runner.memory()["kv"]
-    window = runner._kv[0].window
+    window = runner._buffers.kv[0].window
     assert window is not None
     assert np.count_nonzero(window[:, :, 3]) >= 2 * 2 * 2 * 16 * (len(PROMPT) + 29) * 0.99
     assert not window[:, :, (0, 1, 2, 4, 5, 6, 7)].any() or _only_spare_rows(runner, {3})
@@ -109,7 +109,7 @@ def test_steps_update_the_cache_in_place(runner: IreeRunner) -> None:
 
 def _only_spare_rows(runner: IreeRunner, used: set[int]) -> bool:
     """Slots that take no part are written to in their last tile of rows only, which nobody attends to."""
-    window = runner._kv[0].window
+    window = runner._buffers.kv[0].window
     assert window is not None
     keys = window[:, 0].reshape(2, 8, 2, -1, 16 * 16)
     values = window[:, 1].reshape(2, 8, 2, -1, 16 * 16)
@@ -122,15 +122,15 @@ def test_inactive_slots_are_not_written(runner: IreeRunner) -> None:
     for slot in range(8):
         runner.reset(slot)
     generate(runner, 2, PROMPT[:5], 2)
-    saved = runner._kv[0].window[:, :, 2].copy()  # type: ignore[index]
+    saved = runner._buffers.kv[0].window[:, :, 2].copy()  # type: ignore[index]
     assert generate(runner, 7, PROMPT, 20) == expected
     # Slot 2 sat in the bucket of 8 all the while.
-    keys, now = saved.reshape(2, 2, 2, -1, 256), runner._kv[0].window[:, :, 2].reshape(2, 2, 2, -1, 256)  # type: ignore[index]
+    keys, now = saved.reshape(2, 2, 2, -1, 256), runner._buffers.kv[0].window[:, :, 2].reshape(2, 2, 2, -1, 256)  # type: ignore[index]
     np.testing.assert_array_equal(keys[:, 0, :, :-1], now[:, 0, :, :-1])
 
 
 def test_reset_leaves_nothing_behind(runner: IreeRunner) -> None:
-    window = runner._kv[0].window
+    window = runner._buffers.kv[0].window
     assert window is not None
     generate(runner, 4, PROMPT, 30)
     assert window[:, :, 4].any()
@@ -139,7 +139,7 @@ def test_reset_leaves_nothing_behind(runner: IreeRunner) -> None:
 
 
 def test_a_copy_is_a_slot_of_its_own(runner: IreeRunner) -> None:
-    window = runner._kv[0].window
+    window = runner._buffers.kv[0].window
     assert window is not None
     expected = runner.logits(Chunk(7, PROMPT, 0, 0))
     generate(runner, 3, PROMPT[::-1], 3)
@@ -164,7 +164,7 @@ def test_bad_copies_are_refused(runner: IreeRunner, copy: tuple[int, int, int], 
 
 
 def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> None:
-    window = runner._kv[0].window
+    window = runner._buffers.kv[0].window
     assert window is not None
     expected = generate(runner, 1, PROMPT, 5)
     window[:, :, 1] = np.float32(np.nan).view(np.uint32)
@@ -173,7 +173,7 @@ def test_a_poisoned_slot_fails_and_is_clean_after_reset(runner: IreeRunner) -> N
     rows = [DecodeRow(slot, expected[2], at, at, SampleSpec(Sampling(), at + 1)) for slot in (0, 1)]
     assert runner.decode(rows) == [expected[3], None]  # a neighbour is not touched
     assert runner.prefill([Chunk(1, (9,), at, at)], [SampleSpec(Sampling(), at + 1)]) == [None]
-    runner._written[1] = CONTEXT
+    runner._rows.written[1] = CONTEXT
     runner.reset(1)
     assert generate(runner, 1, PROMPT, 5) == expected
 
@@ -330,13 +330,13 @@ def test_the_decode_graph_serves_alone(runner: IreeRunner, monkeypatch: pytest.M
 
     expected = serve()
     called: set[str] = set()
-    call = runner._call
+    call = runner.graphs.call
 
     def noted(name: str, *arguments: Any) -> Any:
         called.add(name)
         return call(name, *arguments)
 
-    monkeypatch.setattr(runner, "_call", noted)
+    monkeypatch.setattr(runner.graphs, "call", noted)
     monkeypatch.setattr(runner.graphs, "_ready", {"decode_8": runner.graphs["decode_8"]})
     assert serve() == expected
     assert called == {"decode_8"}
@@ -359,7 +359,8 @@ def test_a_load_that_fails_leaves_nothing_open(load: Load, monkeypatch: pytest.M
     def fail(*_: Any, **__: Any) -> None:
         raise LoadRefused(step)
 
-    monkeypatch.setattr(f"workers.iree.runner.{step}", fail)
+    module = "execution.slot_buffers" if step == "host_kv" else "runner"
+    monkeypatch.setattr(f"workers.iree.{module}.{step}", fail)
     with pytest.raises(LoadRefused, match=step):
         load()
     opened = {"host_kv": ["archive", "device"], "GraphRegistry.open": ["device", "archive"]}  # a runner closes it last

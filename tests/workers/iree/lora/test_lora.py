@@ -77,13 +77,13 @@ def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> 
         assert made.adapter_slots is not None
         for number, (_, path) in enumerate(modules, 2):
             made.adapter_slots.read(path)(number)
-        call = made._call
+        call = made.graphs.call
 
         def noted(name: str, *given: Any) -> Any:
             calls.append(name)
             return call(name, *given)
 
-        monkeypatch.setattr(made, "_call", noted)
+        monkeypatch.setattr(made.graphs, "call", noted)
         return made
 
     report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True)

@@ -129,6 +129,6 @@ def test_rows_of_all_arrays_are_copied_and_moved(runner: IreeRunner) -> None:
     runner.reset(3)
     runner.write_rows(3, 0, rows)
     assert generate(runner, 3, 8, 33) == expected
-    assert [array.window[:, :, 1].any() for array in runner._kv if array.window is not None] == [True, True]
+    assert [array.window[:, :, 1].any() for array in runner._buffers.kv if array.window is not None] == [True, True]
     runner.reset(1)
-    assert not any(array.window[:, :, 1].any() for array in runner._kv if array.window is not None)
+    assert not any(array.window[:, :, 1].any() for array in runner._buffers.kv if array.window is not None)

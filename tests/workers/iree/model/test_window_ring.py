@@ -133,7 +133,7 @@ def test_a_slot_is_continued_where_windows_have_their_rows(kept: tuple[IreeRunne
     assert ring.prefill([Chunk(1, TOKENS[:9], 0, 0)], [SPEC]) == full.prefill([Chunk(1, TOKENS[:9], 0, 0)], [SPEC])
     for slot in range(SLOTS):
         ring.reset(slot)
-    windows = [array.window for array in ring._kv if array.window is not None]
+    windows = [array.window for array in ring._buffers.kv if array.window is not None]
     assert len(windows) == 2
     assert not any(np.any(window.reshape(*window.shape[:4], -1)[..., :16]) for window in windows)
 

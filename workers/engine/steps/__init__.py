@@ -1,0 +1,1 @@
+"""Parts of an engine step: restores, images, prompts and decode, and how sequences end."""
