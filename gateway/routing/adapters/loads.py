@@ -152,7 +152,7 @@ class AdapterLoads:
         state.compare(self.registry)
         handle.loaded_adapters = set(state.loaded)
         loads = state.loads(self.registry.wanted(handle.model), _places(handle))
-        commands = [*state.unloads(), *(load_command(query, each) for query, each in loads.items())]
+        commands: list[Command] = [*state.unloads(), *(load_command(query, each) for query, each in loads.items())]
         if not commands:
             return
         try:

@@ -7,6 +7,7 @@ from typing import BinaryIO
 import pytest
 
 from actors.process import file_digest
+from actors.process.regular_file import open_beneath
 from gateway.admin import adapter_files
 from gateway.admin.adapter_files import AdapterFiles, AdapterPathRefused
 from protocol.adapter_files import ADAPTER_FILES
@@ -27,7 +28,7 @@ def test_a_link_that_takes_a_files_place_after_the_check_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swapped: str
 ) -> None:
     adapter, secret = make_adapter(tmp_path / "lora/one"), make_adapter(tmp_path / "secret", b"secret")
-    opened = adapter_files.open_beneath
+    opened = open_beneath
 
     def swap(root: Path, relative: Path) -> BinaryIO:
         if relative.name == WEIGHTS:

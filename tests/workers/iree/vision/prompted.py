@@ -38,11 +38,12 @@ class ImageRows:
 
 def finish(encoding: ImageEncoding) -> NDArray[np.float32]:
     """Compute an image to its end."""
-    for part in range(encoding.parts):
-        assert encoding.advance() is (part == encoding.parts - 1)
-    rows = encoding.rows()
-    encoding.close()
-    return rows
+    try:
+        for part in range(encoding.parts):
+            assert encoding.advance() is (part == encoding.parts - 1)
+        return encoding.rows()
+    finally:
+        encoding.close()  # before the device is
 
 
 @dataclass
