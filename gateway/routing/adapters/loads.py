@@ -14,6 +14,7 @@ from gateway.routing.failure import RequestFailure
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
+from protocol.commands import Command
 from protocol.errors import ErrorCode
 from protocol.events import AdapterChanged
 

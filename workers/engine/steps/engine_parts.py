@@ -1,4 +1,4 @@
-"""What the parts of an engine step work with."""
+"""Objects that the parts of an engine step share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

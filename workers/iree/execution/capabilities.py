@@ -1,4 +1,4 @@
-"""What a plan of graphs on a device offers to the scheduler."""
+"""Capabilities that a plan of graphs on a device offers to the scheduler."""
 
 from workers.engine.runner import RunnerCapabilities
 from workers.iree.build.compile_client import Builder

@@ -30,7 +30,7 @@ class PromptHiddenStates:
         self._prompts = prompts
         kept = len(plan.cache.groups) + (plan.config.state_values > 0)
         self._scored_index = 2 + kept + bool(plan.config.mtp)
-        """Of the hidden states among the results of the scoring graph."""
+        """Index of the hidden states among the results of the scoring graph."""
 
     def prepare(self, chunks: Sequence[Chunk]) -> None:
         """Wait for a graph that leaves hidden states, which a new runner may not have yet. Raises `ValueError` for

@@ -1,4 +1,4 @@
-"""What stays on the device for all slots: the KV cache, and recurrent states or rings of windows if there are any."""
+"""Buffers that stay on the device for all slots: the KV cache, and recurrent states or rings of windows."""
 
 import iree.runtime as rt
 

@@ -1,4 +1,4 @@
-"""What the gateway asks workers for: adapters that come and go while the workers do, and while they load."""
+"""Commands that the gateway sends to workers: adapters that come and go while the workers do, and while they load."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
