@@ -238,7 +238,7 @@ class WorkerPool:
         if problem := self.catalog.problem(model):
             return f"model {model!r} could not be loaded: {problem}"
         if self.catalog.loads(model):
-            return f"model {model!r} was not loaded in time"
+            return f"model {model!r} was not loaded in time: try again, it goes on loading"
         if self.hopeless(model) is not None:
             return f"the workers of model {model!r} are out of service"
         if self.has_ready(model):

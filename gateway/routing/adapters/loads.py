@@ -81,7 +81,7 @@ class AdapterLoads:
         takes none."""
         ready = [handle for handle in self._pool.of(model) if handle.ready]
         if not ready:
-            raise AdapterRefused(f"no worker of {model!r} is ready", unavailable=True)
+            raise AdapterRefused(f"no worker of {model!r} is ready: try again when one is", unavailable=True)
         for handle in ready:
             if not _places(handle):
                 text = f"worker {handle.name} loads no adapters at run time"
