@@ -197,7 +197,15 @@ PAIRS = [
     *(("mlx", case) for case in IN_JAX if case not in WITHOUT_MLX),
 ]
 FURTHER = {
-    ("iree", case) for case in ("llama-uneven", "olmo2-uneven", "mixtral-uneven", "granite-4-bit", "minicpm3-8-bit")
+    ("iree", case)
+    for case in (
+        "llama-uneven",
+        "olmo2-uneven",
+        "mixtral-uneven",
+        "granite-4-bit",
+        "granite-uneven-8-bit",
+        "minicpm3-8-bit",
+    )
 }
 LIKE_OTHERS = (
     *("gemma", "granite", "mimo", "mixtral", "olmo2", "olmo3", "qwen3_moe", "smollm3"),

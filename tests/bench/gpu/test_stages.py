@@ -85,7 +85,8 @@ def test_wrong_logits_fail_a_stage(tmp_path: Path, wrong: str) -> None:
         best = logits(chunks[0])[-1]
         return [{"token": int(best.argmin()), "no token": None}.get(wrong, int(best.argmax()))]
 
-    runner = SimpleNamespace(logits=logits, _score_row=row, prefill=prefill, reset=lambda slot: None)
+    scores = SimpleNamespace(score_row=row)
+    runner = SimpleNamespace(logits=logits, _scores=scores, prefill=prefill, reset=lambda slot: None)
     runner.capabilities = SimpleNamespace(dtype="float32")
     if not wrong:
         assert stages.compare(path, spec, cast(IreeRunner, runner)) == 0

@@ -83,7 +83,9 @@ def test_logits_are_bitwise_identical_and_close(
     runner.close()
 
 
-@pytest.mark.parametrize("kind", [INT8, INT4], ids=["int8", "int4"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(INT8, id="int8"), pytest.param(INT4, marks=pytest.mark.exhaustive, id="int4")]
+)
 def test_rows_are_kept_moved_and_restored(load: Load, windowed: Path, tmp_path: Path, kind: dict[str, Any]) -> None:
     def quantized() -> IreeRunner:
         return load(windowed, dtype="bfloat16", **kind)

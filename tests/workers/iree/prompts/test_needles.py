@@ -41,6 +41,7 @@ def empty(runner: IreeRunner) -> None:
         runner.reset(slot)
 
 
+@pytest.mark.exhaustive
 def test_the_whole_prompt_answers_every_question_at_16384_tokens(model: IreeRunner) -> None:
     haystack = Haystack.of(3, LONG)
     reader, depths = PromptReader(model), [at / 32 for at in range(33)]
