@@ -32,7 +32,7 @@ SIZE = (60, 44)
 BEFORE, AFTER = "Look at this ", " and name it."
 DEFAULT = ("iree", "qwen3_vl")
 IMPORTS = {"iree": "iree.runtime", "mlx": "mlx.core"}
-RECURRENT = ("lfm2_vl", "qwen3_5")
+RECURRENT = ("lfm2_vl", "qwen3_5", "qwen3_5_moe")
 CASES = [
     pytest.param(backend, family, id=f"{backend}-{family}", marks=() if (backend, family) == DEFAULT else further)
     for further in [pytest.mark.exhaustive]
