@@ -78,10 +78,6 @@ class ImageProcessor:
         """The text of the image token."""
         return self._preparer.image_token
 
-    def tokens_of(self, image: Image) -> int:
-        """Return the number of image tokens of an image, from its header alone. Raises `ImageRefused`."""
-        return self.outline(image).rows
-
     def outline(self, image: Image) -> ImageOutline:
         """Return the text and the rows that an image becomes, from its header alone. Raises `ImageRefused`."""
         plan = self._preparer.plan(*upright_size(image), image.detail)

@@ -93,7 +93,7 @@ def test_pixels_and_rows(torch: Any, checkpoint: Make, family: str) -> None:
         joined = [torch.cat(list(each)) if isinstance(each, list | tuple) else each for each in layers]
         expected = torch.cat([each.reshape(-1, each.shape[-1]) for each in joined], dim=1).numpy()
         rows = np.concatenate([ours.rows(part) for part in prepared.parts])
-        assert rows.shape == expected.shape == (processor.tokens_of(as_file(image)), tower.config.width)
+        assert rows.shape == expected.shape == (processor.outline(as_file(image)).rows, tower.config.width)
         assert expected.std() > 0.1
         np.testing.assert_allclose(rows, expected, atol=ROWS)
 
@@ -155,7 +155,7 @@ def test_token_ids_of_a_chat(checkpoint: Make, family: str) -> None:
         ours, theirs = ours + prepared.text + rest, theirs + replacement + rest
     assert ours == theirs
     ids = tokenizer(ours, add_special_tokens=False)["input_ids"]
-    assert ids.count(processor.image_token) == sum(processor.tokens_of(as_file(image)) for image in images)
+    assert ids.count(processor.image_token) == sum(processor.outline(as_file(image)).rows for image in images)
 
 
 @pytest.mark.parametrize(

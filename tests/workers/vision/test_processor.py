@@ -40,7 +40,7 @@ def test_tokens_are_known_before_an_image_is_decoded(processor: Make, family: st
             image = as_file(picture(width, height), detail=detail)
             prepared = own.prepare(image)
             counts = [part.count for part in prepared.parts]
-            assert own.tokens_of(image) == sum(counts) == prepared.text.count(own.image_text)
+            assert own.outline(image).rows == sum(counts) == prepared.text.count(own.image_text)
             broken = replace(image, data=image.data[: 3 * len(image.data) // 4])
             outline = ImageOutline(prepared.text, tuple(part.offsets for part in prepared.parts))
             assert own.outline(image) == own.outline(broken) == outline

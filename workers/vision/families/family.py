@@ -14,6 +14,8 @@ from workers.vision.preparation.preparer import Preparer
 from workers.vision.preparation.settings import PreparationSettings
 
 Array = NDArray[Any]
+CHANNELS = 3
+"""The channels of an image: red, green and blue."""
 ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -65,6 +67,13 @@ def required(fields: Fields, name: str) -> Fields:
     if section is None:
         raise fields.error(name, "is missing")
     return section
+
+
+def check_channels(fields: Fields, name: str = "num_channels", older: str | None = None) -> None:
+    """Check that a tower takes `CHANNELS`, by a field or an `older` name of it. Raises `CheckpointError`."""
+    default = CHANNELS if older is None else fields.get(older, CHANNELS)
+    if fields.get(name, default) != CHANNELS:
+        raise fields.error(name, f"is not {CHANNELS}, which is not supported")
 
 
 def head_size(fields: Fields, name: str, hidden: int, heads: int) -> int:

@@ -6,6 +6,7 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.families.family import (
+    CHANNELS,
     Array,
     ParameterSource,
     Sources,
@@ -21,7 +22,6 @@ from workers.vision.families.family import (
 )
 from workers.vision.preparation.internvl import InternVlPreparer
 
-CHANNELS = 3
 EPS = 1e-5
 """The epsilon of the projector's norm."""
 LAYER = {"norm1": "layernorm_before", "norm2": "layernorm_after", "up": "mlp.fc1"}

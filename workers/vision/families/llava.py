@@ -4,10 +4,12 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.families.family import (
+    CHANNELS,
     ParameterSource,
     Sources,
     VisionFamily,
     activation,
+    check_channels,
     chosen_layers,
     flat_kernel,
     head_size,
@@ -24,7 +26,6 @@ from workers.vision.preparation.pixtral import PixtralPreparer
 from workers.vision.preparation.preparer import Preparer
 from workers.vision.preparation.settings import PreparationSettings
 
-CHANNELS = 3
 CLIP, PIXTRAL = "clip_vision_model", "pixtral"
 
 
@@ -48,8 +49,7 @@ def _read(fields: Fields, model: ModelConfig) -> VisionConfig:
     hidden = vision.integer("hidden_size", 768)
     heads = vision.integer("num_attention_heads", 12, most=MAX_PARTS)
     lanes = head_size(vision, "num_attention_heads", hidden, heads)
-    if vision.get("num_channels", CHANNELS) != CHANNELS:
-        raise vision.error("num_channels", f"is not {CHANNELS}, which is not supported")
+    check_channels(vision)
     patch, image = square_side(vision, "patch_size", 32, 256), square_side(vision, "image_size", 224, 8192)
     if image % patch:
         raise vision.error("image_size", f"{image} is no multiple of the patch of {patch} pixels")

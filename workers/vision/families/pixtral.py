@@ -6,11 +6,13 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, Mix, VisionConfig
 from workers.vision.families.family import (
+    CHANNELS,
     Array,
     ParameterSource,
     Sources,
     VisionFamily,
     activation,
+    check_channels,
     chosen_layers,
     flat_kernel,
     head_size,
@@ -21,7 +23,6 @@ from workers.vision.families.family import (
 )
 from workers.vision.preparation.pixtral import PixtralPreparer
 
-CHANNELS = 3
 EPS = 1e-5
 """The epsilon of the tower's norms."""
 LAYER = {
@@ -48,8 +49,7 @@ def read_pixtral(fields: Fields, model: ModelConfig) -> VisionConfig:
     lanes = head_size(vision, "num_attention_heads", hidden, heads)
     if lanes % 4:
         raise vision.error("num_attention_heads", f"heads of {lanes} lanes are no multiple of 4, as two axes need")
-    if vision.get("num_channels", CHANNELS) != CHANNELS:
-        raise vision.error("num_channels", f"is not {CHANNELS}, which is not supported")
+    check_channels(vision)
     plan = vision.section("rope_parameters") or vision
     if plan.get("rope_type", "axial") not in ("axial", "default"):
         raise plan.error("rope_type", f"{plan.get('rope_type')!r} is not supported, only axial")

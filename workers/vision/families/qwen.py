@@ -7,10 +7,12 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.families.family import (
+    CHANNELS,
     ParameterSource,
     Sources,
     VisionFamily,
     activation,
+    check_channels,
     flat_kernel,
     head_size,
     renamed,
@@ -21,7 +23,6 @@ from workers.vision.families.family import (
 )
 from workers.vision.preparation.qwen import QwenPreparer
 
-CHANNELS = 3
 EPS = 1e-6
 """The epsilon of all norms."""
 THETA = 10000.0
@@ -112,8 +113,7 @@ def _depth(vision: Fields) -> int:
 
 def _patch_values(vision: Fields, patch: int) -> int:
     """Numbers of a patch of some frames; an image is repeated in all of them."""
-    if vision.get("in_channels", vision.get("in_chans", CHANNELS)) != CHANNELS:
-        raise vision.error("in_channels", f"is not {CHANNELS}, which is not supported")
+    check_channels(vision, "in_channels", "in_chans")
     frames = vision.integer("temporal_patch_size", 2, most=16)
     return CHANNELS * frames * square_side(vision, "patch_size", patch, 256) ** 2
 

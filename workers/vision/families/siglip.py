@@ -10,11 +10,13 @@ from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.vision.config import Merger, VisionConfig
 from workers.vision.families.family import (
+    CHANNELS,
     Array,
     ParameterSource,
     Sources,
     VisionFamily,
     activation,
+    check_channels,
     flat_kernel,
     head_size,
     llava_prefixes,
@@ -27,7 +29,6 @@ from workers.vision.preparation.idefics3 import Idefics3Preparer
 from workers.vision.preparation.lfm2 import Lfm2Preparer
 from workers.vision.preparation.paddleocr import PaddleOcrPreparer
 
-CHANNELS = 3
 LAYER = {
     "norm1": "layer_norm1",
     "norm2": "layer_norm2",
@@ -49,8 +50,7 @@ def _tower(
     hidden = vision.integer("hidden_size", defaults["hidden_size"])
     heads = vision.integer("num_attention_heads", defaults["num_attention_heads"], most=MAX_PARTS)
     lanes = head_size(vision, "num_attention_heads", hidden, heads)
-    if vision.get("num_channels", CHANNELS) != CHANNELS:
-        raise vision.error("num_channels", f"is not {CHANNELS}, which is not supported")
+    check_channels(vision)
     return VisionConfig(
         family=str(fields.get("model_type")),
         patch_values=CHANNELS * vision.integer("patch_size", defaults["patch_size"], most=256) ** 2,
