@@ -22,6 +22,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
     layer_types,
     read_experts,
     read_multipliers,
+    read_vision_language,
     read_window,
     set_family,
 )
@@ -88,19 +89,12 @@ def _llama(keys: Keys, fields: Fields) -> None:
         read_experts(keys, fields)
 
 
-def _vision_language(keys: Keys, fields: Fields) -> None:
-    """The language models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a text has the same position in all sections, and adds
-    no rows of a deep stack."""
-    for name in ("rope.dimension_sections", "n_deepstack_layers"):
-        keys.get(name)
-
-
 LLAMA_LIKE: Mapping[str, Architecture] = {
     "llama": Architecture("llama", LLAMA | MIXTRAL_EXPERTS, paired=True, read=_llama),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
-    "qwen2vl": Architecture("qwen2", read=_vision_language),
-    "qwen3vl": Architecture("qwen3", read=_vision_language),
+    "qwen2vl": Architecture("qwen2", read=read_vision_language),
+    "qwen3vl": Architecture("qwen3", read=read_vision_language),
     "gemma": Architecture("gemma"),
     "gemma2": Architecture("gemma2", ATTENTION | MLP | AROUND, read=_gemma2),
     "gemma3": Architecture("gemma3_text", ATTENTION | MLP | AROUND, read=_gemma3, theta=1_000_000.0),

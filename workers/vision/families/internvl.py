@@ -84,7 +84,7 @@ def _sources(config: VisionConfig) -> Sources:
     found = renamed({"norm": "tower.layernorm"}) | {
         "patch.weight": ParameterSource((f"{embeddings}patch_embeddings.projection.weight",), flat_kernel),
         "patch.bias": ParameterSource((bias,)),
-        "extra.weight": ParameterSource((f"{embeddings}cls_token", bias), _without_bias),
+        "extra.weight": ParameterSource((f"{embeddings}cls_token", bias), without_bias),
         "positions.weight": ParameterSource((f"{embeddings}position_embeddings",), lambda table: table[0]),
     }
     for layer in range(config.layers):
@@ -94,18 +94,18 @@ def _sources(config: VisionConfig) -> Sources:
         for name, (module, factor) in SCALED.items():
             for end in ("weight", "bias"):
                 tensors = (f"{stored}.{module}.{end}", f"{stored}.{factor}")
-                found[f"{own}.{name}.{end}"] = ParameterSource(tensors, _scaled)
+                found[f"{own}.{name}.{end}"] = ParameterSource(tensors, scaled)
     names = {"norm": "layer_norm", "up": "linear_1", "down": "linear_2"}
     return found | renamed({f"merger.{name}": f"projector.{each}" for name, each in names.items()})
 
 
-def _without_bias(token: Array, bias: Array) -> Array:
+def without_bias(token: Array, bias: Array) -> Array:
     """Return the class token less the bias that the embedding adds to every row."""
     changed: Array = token.reshape(-1).astype(np.float32) - bias.astype(np.float32)
     return changed
 
 
-def _scaled(tensor: Array, factors: Array) -> Array:
+def scaled(tensor: Array, factors: Array) -> Array:
     """Multiply each output of a linear layer."""
     changed: Array = (tensor.astype(np.float32).T * factors.astype(np.float32)).T
     return changed

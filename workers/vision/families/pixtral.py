@@ -105,13 +105,15 @@ def _read_mistral3(fields: Fields, model: ModelConfig) -> VisionConfig:
     return replace(tower, merger=merger, group=fields.integer("spatial_merge_size", 2, most=16) ** 2)
 
 
-def _sources_mistral3(config: VisionConfig) -> Sources:
-    def patches_last(tensor: Array) -> Array:
-        """Order the inputs of the merging layer, [hidden, patches of a group], as the rows lie side by side."""
-        whole = tensor.reshape(len(tensor), -1, config.group)
-        return whole.swapaxes(1, 2).reshape(len(tensor), -1)
+def patches_last(tensor: Array, group: int) -> Array:
+    """Order the inputs of the merging layer, [hidden, patches of a group], as the rows lie side by side."""
+    return tensor.reshape(len(tensor), -1, group).swapaxes(1, 2).reshape(len(tensor), -1)
 
-    merging = ParameterSource(("projector.patch_merger.merging_layer.weight",), patches_last)
+
+def _sources_mistral3(config: VisionConfig) -> Sources:
+    merging = ParameterSource(
+        ("projector.patch_merger.merging_layer.weight",), lambda tensor: patches_last(tensor, config.group)
+    )
     found = pixtral_sources(config) | {"merger.mix.0.weight": merging}
     return found | renamed({"merger.norm": "projector.norm"}, biased=False)
 

@@ -31,7 +31,7 @@ def activation_of(file: ProjectorFile, default: str) -> str:
     return default
 
 
-def _sizes(file: ProjectorFile, activation: str) -> Values:
+def sizes(file: ProjectorFile, activation: str) -> Values:
     """The sizes that all towers have, by the names of SigLIP's configuration."""
     return {
         "hidden_size": file.hidden,
@@ -43,14 +43,14 @@ def _sizes(file: ProjectorFile, activation: str) -> Values:
     }
 
 
-def _normalization(file: ProjectorFile) -> Values:
+def normalization(file: ProjectorFile) -> Values:
     """Means and standard deviations of pixels, where the file has them."""
     found = {f"image_{name}": file.get(f"image_{name}") for name in ("mean", "std")}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _qwen(file: ProjectorFile, activation: str) -> Values:
-    vision = _sizes(file, activation)
+    vision = sizes(file, activation)
     return vision | {
         "depth": vision["num_hidden_layers"],
         "num_heads": vision["num_attention_heads"],
@@ -104,7 +104,7 @@ def prepare_qwen3(file: ProjectorFile) -> Values:
 
 
 def _qwen_pixels(file: ProjectorFile, pixels: tuple[int, int]) -> Values:
-    return _normalization(file) | {
+    return normalization(file) | {
         "patch_size": file.integer("patch_size"),
         "merge_size": file.integer("spatial_merge_size", 2),
         "temporal_patch_size": 2,
@@ -114,7 +114,7 @@ def _qwen_pixels(file: ProjectorFile, pixels: tuple[int, int]) -> Values:
 
 
 def _siglip(file: ProjectorFile) -> Values:
-    vision = _sizes(file, "gelu_pytorch_tanh")
+    vision = sizes(file, "gelu_pytorch_tanh")
     return vision | {"layer_norm_eps": file.number("attention.layer_norm_epsilon")}
 
 
@@ -126,7 +126,7 @@ def describe_gemma3(file: ProjectorFile) -> Values:
 
 def prepare_gemma3(file: ProjectorFile) -> Values:
     side = file.integer("image_size")
-    return _normalization(file) | {"size": {"height": side, "width": side}}
+    return normalization(file) | {"size": {"height": side, "width": side}}
 
 
 def describe_idefics3(file: ProjectorFile) -> Values:
@@ -137,7 +137,7 @@ def describe_idefics3(file: ProjectorFile) -> Values:
 def prepare_idefics3(file: ProjectorFile) -> Values:
     tile = file.integer("image_size")
     longest = file.integer("preproc_image_size", 4 * tile)
-    return _normalization(file) | {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
+    return normalization(file) | {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
 
 
 def describe_lfm2(file: ProjectorFile) -> Values:
@@ -153,7 +153,7 @@ def describe_lfm2(file: ProjectorFile) -> Values:
 
 def prepare_lfm2(file: ProjectorFile) -> Values:
     patch, merge = file.integer("patch_size"), tokens_side(file, 2)
-    found = _normalization(file) | {"encoder_patch_size": patch, "downsample_factor": merge}
+    found = normalization(file) | {"encoder_patch_size": patch, "downsample_factor": merge}
     for key, name in (("min_pixels", "min_image_tokens"), ("max_pixels", "max_image_tokens")):
         if file.get(f"image_{key}") is not None:
             found[name] = file.integer(f"image_{key}") // (patch * merge) ** 2
@@ -168,7 +168,7 @@ def describe_gemma4(file: ProjectorFile) -> Values:
     heads = file.integer("attention.head_count")
     file.integer("image_size", 1)  # without effect: images keep their ratio
     rows = file.shape("v.blk.0.attn_q.weight")[0]
-    vision = _sizes(file, "gelu_pytorch_tanh")
+    vision = sizes(file, "gelu_pytorch_tanh")
     vision |= {
         "hidden_activation": vision["hidden_act"],
         "num_key_value_heads": heads,
@@ -183,7 +183,7 @@ def describe_gemma4(file: ProjectorFile) -> Values:
 
 
 def prepare_gemma4(file: ProjectorFile) -> Values:
-    found = _normalization(file)
+    found = normalization(file)
     plain = found.get("image_mean", [0.0] * 3) == [0.0] * 3 and found.get("image_std", [1.0] * 3) == [1.0] * 3
     return found | {
         "patch_size": file.integer("patch_size"),

@@ -1,7 +1,6 @@
 """The vision tower of a language model in GGUF files, in a file of its own: its description as a multimodal checkpoint
 has it, its tensors and its preprocessing."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,101 +14,11 @@ from workers.checkpoints.gguf.vocabulary import PREFIX, GgufVocabulary
 from workers.vision.config import VisionConfig
 from workers.vision.families.family import Sources
 from workers.vision.parameters import parameter_shapes
-from workers.vision.projectors import descriptions
+from workers.vision.projectors.kinds import KINDS, ProjectorKind
 from workers.vision.projectors.projector_file import ProjectorFile, ProjectorTensors, ProjectorUnfit
-from workers.vision.projectors.projector_sources import (
-    SourcesOf,
-    gemma3_sources,
-    gemma4_sources,
-    qwen_sources,
-    siglip_sources,
-)
 
 Values = dict[str, Any]
-Names = Mapping[str, tuple[str, str]]
-"""The class in transformers, and `model_type`, by `general.architecture` of the language model."""
 SECTIONS = "rope.dimension_sections"
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectorKind:
-    """One value of `clip.projector_type`."""
-
-    names: Names
-    tokens: Mapping[str, str]
-    """The texts of special tokens by the fields of config.json with their ids, the image token first."""
-    describe: Callable[[ProjectorFile], Values]
-    """Reads fields of config.json. Raises `CheckpointError`."""
-    prepare: Callable[[ProjectorFile], Values]
-    """Reads preprocessor_config.json. Raises `CheckpointError`."""
-    sources: SourcesOf
-    sections: bool = False
-    """The language model has positions on three axes."""
-
-
-QWEN_TOKENS = {"image_token_id": "<|image_pad|>"}
-GEMMA3_TOKENS = {
-    "image_token_index": "<image_soft_token>",
-    "boi_token_index": "<start_of_image>",
-    "eoi_token_index": "<end_of_image>",
-}
-GEMMA4_TOKENS = {"image_token_id": "<|image|>", "boi_token_id": "<|image>", "eoi_token_id": "<image|>"}
-IMAGE_TOKEN = {"image_token_id": "<image>"}
-QWEN3_NAMES = {
-    "qwen3vl": ("Qwen3VL", "qwen3_vl"),
-    "qwen35": ("Qwen3_5", "qwen3_5"),
-    "qwen35moe": ("Qwen3_5Moe", "qwen3_5_moe"),
-}
-LFM2_MERGER = {"merger.norm": "mm.input_norm", "merger.up": "mm.1", "merger.down": "mm.2"}
-KINDS: Mapping[str, ProjectorKind] = {
-    "gemma3": ProjectorKind(
-        {"gemma3": ("Gemma3", "gemma3")},
-        GEMMA3_TOKENS,
-        descriptions.describe_gemma3,
-        descriptions.prepare_gemma3,
-        gemma3_sources,
-    ),
-    "gemma4v": ProjectorKind(
-        {"gemma4": ("Gemma4", "gemma4")},
-        GEMMA4_TOKENS,
-        descriptions.describe_gemma4,
-        descriptions.prepare_gemma4,
-        gemma4_sources,
-    ),
-    "idefics3": ProjectorKind(
-        {"llama": ("SmolVLM", "smolvlm")},
-        IMAGE_TOKEN,
-        descriptions.describe_idefics3,
-        descriptions.prepare_idefics3,
-        siglip_sources({"merger.down": "mm.model.fc"}),
-    ),
-    "lfm2": ProjectorKind(
-        {"lfm2": ("Lfm2Vl", "lfm2_vl")},
-        IMAGE_TOKEN,
-        descriptions.describe_lfm2,
-        descriptions.prepare_lfm2,
-        siglip_sources(LFM2_MERGER, channels_last=True),
-    ),
-    "qwen2vl_merger": ProjectorKind(
-        {"qwen2vl": ("Qwen2VL", "qwen2_vl")},
-        QWEN_TOKENS,
-        descriptions.describe_qwen2,
-        descriptions.prepare_qwen2,
-        qwen_sources,
-        sections=True,
-    ),
-    "qwen2.5vl_merger": ProjectorKind(
-        {"qwen2vl": ("Qwen2_5_VL", "qwen2_5_vl")},
-        QWEN_TOKENS,
-        descriptions.describe_qwen2_5,
-        descriptions.prepare_qwen2,
-        qwen_sources,
-        sections=True,
-    ),
-    "qwen3vl_merger": ProjectorKind(
-        QWEN3_NAMES, QWEN_TOKENS, descriptions.describe_qwen3, descriptions.prepare_qwen3, qwen_sources, sections=True
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +39,13 @@ class Projector:
         key = "clip.projector_type"
         if kind is None:
             raise ProjectorUnfit(path, key, f"{file.type!r} is not supported, only {', '.join(KINDS)}")
-        architecture = Keys(text).architecture
-        if architecture not in kind.names:
-            problem = (
-                f"{file.type!r} is for {' or '.join(kind.names)}, and the model {text.path.name} is {architecture}"
-            )
+        architecture, names = Keys(text).architecture, kind.names_of(file)
+        if architecture not in names:
+            problem = f"{file.type!r} is for {' or '.join(names)}, and the model {text.path.name} is {architecture}"
             raise ProjectorUnfit(path, key, problem)
-        name, family = kind.names[architecture]
+        name, family = names[architecture]
         fields, vocabulary = Fields(text.path, config_fields(text)), GgufVocabulary.of(text)
-        if (width := file.integer("projection_dim")) != (own := fields.values["hidden_size"]):
+        if (width := kind.width(file)) != (own := fields.values["hidden_size"]):
             raise file.unfit("projection_dim", f"is {width}, and the model {text.path.name} has a hidden size of {own}")
         values = {
             "architectures": [f"{name}ForConditionalGeneration"],
@@ -169,7 +76,7 @@ class Projector:
         sources = self.sources(config)
         read = {tensor for name in parameter_shapes(config) for tensor in sources[name].tensors}
         for name in self.file.model.tensors:
-            if name not in read and name.startswith(("v.", "mm.")) and not name.startswith("mm.a."):
+            if name not in read | self.kind.unread and name.startswith(("v.", "mm.")) and not name.startswith("mm.a."):
                 problem = f"the tensor is not part of a tower of {self.file.type!r}"
                 raise ProjectorUnfit(self.file.path, name, problem)
 

@@ -30,7 +30,7 @@ POSITIONS = "v.position_embd.weight"
 SourcesOf = Callable[[VisionConfig, ProjectorFile], Sources]
 
 
-def _layers(config: VisionConfig, file: ProjectorFile) -> Sources:
+def layer_sources(config: VisionConfig, file: ProjectorFile) -> Sources:
     names = LAYER | (SWAPPED if file.swapped else {})
     fused = file.has("v.blk.0.attn_qkv.weight")
     found: Sources = {}
@@ -52,7 +52,9 @@ def _outside(names: Mapping[str, str]) -> Sources:
 
 def qwen_sources(config: VisionConfig, file: ProjectorFile) -> Sources:
     """The matrix of patches is that of two frames, in a tensor each."""
-    found = _layers(config, file) | _outside({"merger.norm": "v.post_ln", "merger.up": "mm.0", "merger.down": "mm.2"})
+    found = layer_sources(config, file) | _outside(
+        {"merger.norm": "v.post_ln", "merger.up": "mm.0", "merger.down": "mm.2"}
+    )
     found["patch.weight"] = ParameterSource((PATCH, SECOND), _two_frames)
     found["patch.bias"] = (
         ParameterSource(("v.patch_embd.bias",)) if file.has("v.patch_embd.bias") else zeros(config.hidden)
@@ -68,8 +70,8 @@ def siglip_sources(merger: Mapping[str, str], *, channels_last: bool = False) ->
     channel last has it first in the file."""
 
     def sources(config: VisionConfig, file: ProjectorFile) -> Sources:
-        found = _layers(config, file) | _outside({"norm": "v.post_ln", "patch": "v.patch_embd", **merger})
-        found["patch.weight"] = ParameterSource((PATCH,), _channels_last if channels_last else flat_kernel)
+        found = layer_sources(config, file) | _outside({"norm": "v.post_ln", "patch": "v.patch_embd", **merger})
+        found["patch.weight"] = ParameterSource((PATCH,), with_channels_last if channels_last else flat_kernel)
         return found
 
     return sources
@@ -87,9 +89,9 @@ def gemma4_sources(config: VisionConfig, file: ProjectorFile) -> Sources:
     def rotated(tensor: Array) -> Array:
         return lanes_in_pairs(tensor, config.head_dim)
 
-    found = _layers(config, file) | renamed({"merger.down": "mm.input_projection"}, biased=False)
+    found = layer_sources(config, file) | renamed({"merger.down": "mm.input_projection"}, biased=False)
     found |= {
-        "patch.weight": ParameterSource((PATCH,), _channels_last),
+        "patch.weight": ParameterSource((PATCH,), with_channels_last),
         "positions.weight": ParameterSource((POSITIONS,), lambda tensor: tensor[::-1]),
         "merger.norm.weight": ones(config.hidden),
         "standard.bias": ParameterSource(("v.std_bias",)),
@@ -109,5 +111,5 @@ def _two_frames(first: Array, second: Array) -> Array:
     return np.stack([first, second], axis=2).reshape(len(first), -1)
 
 
-def _channels_last(tensor: Array) -> Array:
+def with_channels_last(tensor: Array) -> Array:
     return np.moveaxis(tensor, 1, -1).reshape(len(tensor), -1)

@@ -99,6 +99,13 @@ def read_experts(keys: Keys, fields: Fields) -> None:
     fields["num_experts_per_tok"] = keys.integer("expert_used_count")
 
 
+def read_vision_language(keys: Keys, fields: Fields) -> None:
+    """The language models of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a text has the same position in all sections, and adds
+    no rows of a deep stack."""
+    for name in ("rope.dimension_sections", "n_deepstack_layers"):
+        keys.get(name)
+
+
 def read_multipliers(keys: Keys, fields: Fields) -> None:
     """Read the multipliers of Granite."""
     for key, name in (

@@ -10,6 +10,7 @@ from workers.checkpoints.gguf.layouts.architecture import (
     Architecture,
     Fields,
     read_experts,
+    read_vision_language,
     read_window,
 )
 from workers.checkpoints.gguf.rotary import YARN
@@ -53,6 +54,12 @@ def read_qwen3_moe(keys: Keys, fields: Fields) -> None:
     read_experts(keys, fields)
     fields["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
     fields["norm_topk_prob"] = True
+
+
+def read_qwen3_vl_moe(keys: Keys, fields: Fields) -> None:
+    """The language model of Qwen3-VL with experts: a text adds no rows of a deep stack."""
+    read_qwen3_moe(keys, fields)
+    read_vision_language(keys, fields)
 
 
 def read_qwen2_moe(keys: Keys, fields: Fields) -> None:
@@ -123,6 +130,7 @@ def read_phimoe(keys: Keys, fields: Fields) -> None:
 MIXTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture("qwen2_moe", LLAMA | QWEN2_EXPERTS, read=read_qwen2_moe),
     "qwen3moe": Architecture("qwen3_moe", LLAMA | QWEN3_EXPERTS, read=read_qwen3_moe),
+    "qwen3vlmoe": Architecture("qwen3_moe", LLAMA | QWEN3_EXPERTS, read=read_qwen3_vl_moe),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
         LLAMA | SHARED_EXPERTS | {ROUTER_BIAS: "mlp.moe_statics.e_score_correction_bias"},
