@@ -7,6 +7,7 @@ from tests.vision_checkpoints.case import SIGLIP, VisionCase
 from tests.vision_checkpoints.templates import (
     GLM_TEMPLATE,
     INTERNVL_TEMPLATE,
+    LLAVA_ONEVISION_TEMPLATE,
     LLAVA_TEMPLATE,
     PADDLEOCR_TEMPLATE,
     PIXTRAL_TEMPLATE,
@@ -16,6 +17,7 @@ CLIP_VALUES: Mapping[str, Any] = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+PINPOINTS = [[26, 26], [26, 52], [52, 26], [52, 52], [26, 78], [78, 26]]
 PIXTRAL_TOWER: Mapping[str, Any] = {
     **SIGLIP,
     "model_type": "pixtral",
@@ -182,6 +184,46 @@ FURTHER_FAMILIES: Mapping[str, VisionCase] = {
             "vision_feature_select_strategy": "default",
         },
         named={"image_token": "<image>"},
+    ),
+    "llava_onevision": VisionCase(
+        "LlavaOnevision",
+        {"model_type": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        # Sides that are no multiple of a patch, as published ones.
+        {**SIGLIP, "model_type": "siglip_vision_model", "image_size": 26, "patch_size": 4, "vision_use_head": False},
+        {
+            "crop_size": None,
+            "do_center_crop": None,
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_pad": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_grid_pinpoints": PINPOINTS,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "image_std": [0.5, 0.5, 0.5],
+            "processor_class": "LlavaOnevisionProcessor",
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            "size": {"height": 26, "width": 26},
+        },
+        ("<image>", "<video>"),
+        LLAVA_ONEVISION_TEMPLATE,
+        {"image_token_index": "<image>", "video_token_index": "<video>"},
+        fields={
+            "image_grid_pinpoints": PINPOINTS,
+            "vision_aspect_ratio": "anyres_max_2",
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "tie_word_embeddings": False,
+        },
+        processor={
+            "num_image_tokens": 36,
+            "processor_class": "LlavaOnevisionProcessor",
+            "vision_aspect_ratio": "anyres_max_2",
+            "vision_feature_select_strategy": "full",
+        },
+        named={"image_token": "<image>", "video_token": "<video>"},
     ),
     "mistral3": VisionCase(
         "Mistral3",

@@ -40,7 +40,7 @@ class NumpyTower:
         if config.last_norm:
             hidden = self._norm("norm", hidden, config.norm, config.eps)
         rows = np.concatenate([self._merge("merger", config.merger, hidden), *merged], axis=1)
-        return rows if patches.order is None else rows[patches.order]
+        return patches.arranged(rows, self._parameters.get("newline.weight"))
 
     def _embed(self, name: str, kind: str | None, rows: Floats) -> Floats:
         return rows if kind is None else self._norm(name, rows, kind, self._config.eps)

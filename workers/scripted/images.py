@@ -54,6 +54,10 @@ class ScriptedImageProcessor:
     def __init__(self, *, mrope: bool = True) -> None:
         self.config = _config(mrope=mrope)
 
+    def among(self, images: tuple[Image, ...], places: int) -> tuple[Image, ...]:
+        """Return the images."""
+        return images
+
     def outline(self, image: Image) -> ImageOutline:
         """Return the text and the rows that an image becomes, by its stated sides. Raises `ImageRefused`, for a file
         that does not begin as its format does."""

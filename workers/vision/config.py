@@ -16,6 +16,7 @@ them (`biases` of the struct):
   same for each tap as `taps.N.norm` and so on, with N from 0
 - `extra.weight` [hidden], which only the host reads: the embedding of the row that is no patch (if `extra`)
 - `standard.bias`, `standard.scale` [hidden] (if `standardize`)
+- `newline.weight` [output], which only the host reads: the embedding behind each row of a packed grid (if `newline`)
 - `positions.weight`, which only the host reads: [rows * columns, hidden], or for `axes` [2, rows, hidden], the table of
   rows and that of columns
 
@@ -133,6 +134,8 @@ class VisionConfig:
     last_norm: bool = False
     """There is a norm after the last layer, before the merger."""
     standardize: bool = False
+    newline: bool = False
+    """Images are packed (`workers.vision.packing`), with an embedding behind each row of the grid: LLaVA-OneVision."""
     taps: tuple[int, ...] = ()
     """The layers whose outputs are merged as well, for the deep stack (Qwen3-VL): they are added to the outputs of as
     many first layers of the language model, in the rows of the image."""

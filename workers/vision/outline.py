@@ -14,6 +14,14 @@ class ImageOutline:
     """The places of the rows of each part in the prompt, counted from its first one, as in `row_offsets`. Parts are the
     image or its tiles, in the order of `text`."""
 
+    groups: int = 0
+    """The groups of patches of which the rows are made; 0 for one each."""
+
+    @property
+    def made(self) -> int:
+        """The rows that the tower makes."""
+        return self.groups or self.rows
+
     @property
     def rows(self) -> int:
         """The rows of all parts."""

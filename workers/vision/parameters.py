@@ -27,6 +27,8 @@ def parameter_shapes(config: VisionConfig) -> dict[str, Shape]:
         rows, columns = config.table
         places = (2, rows) if config.table_kind == "axes" else (config.extra + rows * columns,)
         shapes["positions.weight"] = (*places, config.hidden)
+    if config.newline:
+        shapes["newline.weight"] = (config.output,)
     if config.extra:
         shapes["extra.weight"] = (config.hidden,)
     return shapes

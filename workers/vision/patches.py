@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.vision.outline import row_offsets
+from workers.vision.packing import RowPacking
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +32,27 @@ class ImagePatches:
     """Rows and columns of tokens, for positions in the prompt; their product is the number of tokens."""
     breaks: int = 0
     """Tokens of text between two rows of tokens in a prompt (Pixtral's end of a row)."""
+    packing: RowPacking | None = None
+    """Makes the rows of the prompt of those of groups; None if they are the same but for their order."""
 
     @property
     def count(self) -> int:
         """The number of tokens, each a row of embeddings."""
         return self.tokens[0] * self.tokens[1]
+
+    def arranged(self, made: NDArray[np.float32], newline: NDArray[np.float32] | None) -> NDArray[np.float32]:
+        """Return the rows of the prompt, [tokens, width], made of those of groups. Packed images need `newline`, the
+        embedding at the end of a row, [width]."""
+        if self.packing is not None:
+            assert newline is not None, "the tower of packed images has one"
+            return self.packing.pack(made, newline)
+        return made if self.order is None else np.ascontiguousarray(made[self.order])
+
+    def fits(self, groups: int) -> bool:
+        """Return whether the rows of so many groups make the image's tokens."""
+        if self.packing is None:
+            return groups == self.count
+        return len(self.packing.sources) == self.count and int(self.packing.sources.max(initial=0)) <= groups
 
     @property
     def offsets(self) -> Sequence[int]:

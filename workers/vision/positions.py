@@ -14,7 +14,9 @@ TABLE = "positions.weight"
 """The parameter with the table."""
 EXTRA = "extra.weight"
 """The parameter with the embedding of the row that is no patch."""
-HOST = (TABLE, EXTRA)
+NEWLINE = "newline.weight"
+"""The parameter with the embedding at the end of a row of a packed grid."""
+HOST = (TABLE, EXTRA, NEWLINE)
 """The parameters that the host alone reads."""
 
 

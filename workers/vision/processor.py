@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from msgspec.structs import replace
+
 from baton_serve import __version__
 from protocol.request import Image, ImageDetail
 from workers.checkpoints.architectures.fields import Fields
@@ -17,6 +20,7 @@ from workers.checkpoints.json_files import MAX_TABLE_BYTES, CheckpointError
 from workers.vision.config import VisionConfig
 from workers.vision.decode import decode, upright_size
 from workers.vision.outline import ImageOutline, row_offsets
+from workers.vision.packing import TileGrid
 from workers.vision.patches import ImagePatches
 from workers.vision.preparation.preparer import ImagePlan, Preparer
 from workers.vision.preparation.settings import PreparationSettings
@@ -78,10 +82,17 @@ class ImageProcessor:
         """The text of the image token."""
         return self._preparer.image_token
 
+    def among(self, images: tuple[Image, ...], places: int) -> tuple[Image, ...]:
+        """Return the images of a chat with `places` of images, as they are prepared beside each other."""
+        if places == 1 or not self._preparer.several_low:
+            return images
+        return tuple(replace(image, detail="low") for image in images)
+
     def outline(self, image: Image) -> ImageOutline:
         """Return the text and the rows that an image becomes, from its header alone. Raises `ImageRefused`."""
         plan = self._preparer.plan(*upright_size(image), image.detail)
-        return ImageOutline(plan.text, self._offsets(plan))
+        groups = 0 if plan.packed is None else plan.packed.tiles * plan.packed.side**2
+        return ImageOutline(plan.text, self._offsets(plan), groups)
 
     def tokens_of_size(self, width: int, height: int, detail: ImageDetail = "auto") -> int:
         """Return the number of image tokens of an image of these sides. Raises `ImageRefused`."""
@@ -89,6 +100,8 @@ class ImageProcessor:
 
     def _offsets(self, plan: ImagePlan) -> tuple[Sequence[int], ...]:
         layout = self._preparer.layout
+        if plan.packed is not None:
+            return (range(plan.packed.count),)
         return tuple(row_offsets(*layout.tokens(*size), layout.breaks) for size in plan.sizes)
 
     def prepare(self, image: Image) -> PreparedImage:
@@ -103,7 +116,21 @@ class ImageProcessor:
             digest.update(f"{tile.width}x{tile.height} {self.config.family}".encode())
             digest.update(tile.tobytes())
             parts.append(preparer.layout.split(tile, preparer.values, digest.digest()))
-        return PreparedImage(plan.text, tuple(parts))
+        return PreparedImage(plan.text, tuple(parts) if plan.packed is None else (self._joined(plan.packed, parts),))
+
+    def _joined(self, grid: TileGrid, tiles: list[ImagePatches]) -> ImagePatches:
+        """Return the tiles as one part, in which each of them attends to itself alone."""
+        key = hashlib.blake2b(self._digest, digest_size=16)
+        key.update(repr(grid).encode() + b"".join(tile.key for tile in tiles))
+        return ImagePatches(
+            np.concatenate([tile.values for tile in tiles]),
+            tiles[0].grid,
+            np.concatenate([tile.places for tile in tiles]),
+            key.digest(),
+            windows=np.repeat(np.arange(len(tiles), dtype=np.int32), len(tiles[0].values)),
+            tokens=(1, grid.count),
+            packing=grid.packing(),
+        )
 
 
 def _preprocessor(path: Path) -> Fields:

@@ -46,6 +46,7 @@ GLM = Published(
     {"patch_size": 14, "image_size": 336},
     {"patch_size": 14, "size": {"shortest_edge": 12544, "longest_edge": 9633792}},
 )
+GRIDS = [[height, width] for height in range(384, 2305, 384) for width in range(384, 2305, 384)]
 PUBLISHED: Mapping[str, Published] = {
     "gemma3": Published(
         "Gemma 3, 4B and above",
@@ -79,6 +80,13 @@ PUBLISHED: Mapping[str, Published] = {
         "the middle of the image, 336 x 336",
         {"image_size": 336, "patch_size": 14},
         {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}},
+    ),
+    "llava_onevision": Published(
+        "LLaVA-OneVision",
+        "the whole image, and tiles of 384 x 384 whose tokens are packed; no tiles beside other images",
+        {"image_size": 384, "patch_size": 14},
+        {"size": {"height": 384, "width": 384}, "image_grid_pinpoints": GRIDS},
+        {"image_grid_pinpoints": GRIDS, "vision_aspect_ratio": "anyres_max_9"},
     ),
     "lfm2_vl": Published(
         "LFM2-VL",

@@ -63,6 +63,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("messages", of_user(TEXT, {"type": "image", "source": {}}), "messages[0].content[1].source.type"),
     ("messages", of_user({"type": "document", "source": {}}), AT),
     ("messages", of_user({"type": "search_result"}), AT),
+    ("messages", of_user({"type": "video", "source": {"type": "base64", "media_type": "video/mp4", "data": ""}}), AT),
     ("messages", of_user({"type": "server_tool_use"}), AT),
     ("messages", of_user({"type": "\u0000" * 1000}), AT),
     ("messages", of_user(CALL), f"{AT}.type"),

@@ -200,6 +200,11 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
             {"messages": message(content=[{"type": "input_audio", "text": ""}])},
             "`messages[0].content[0].type` takes text or image_url, not 'input_audio'",
         ),
+        (
+            chat,
+            {"messages": message(content=[{"type": "video_url", "video_url": {"url": "https://example.org/v.mp4"}}])},
+            "`messages[0].content[0].type` takes text or image_url, not 'video_url'",
+        ),
         (completion, {"logprobs": True}, "`logprobs` takes a number from 0 to 20, not True"),
         (
             completion,

@@ -23,6 +23,7 @@ PIL_MODULES = {
     "glm4v_moe": "glm4v.image_processing_pil_glm4v.Glm4v",
     "internvl": "got_ocr2.image_processing_pil_got_ocr2.GotOcr2",
     "llava": "llava.image_processing_pil_llava.Llava",
+    "llava_onevision": "llava_onevision.image_processing_pil_llava_onevision.LlavaOnevision",
     "mistral3": "pixtral.image_processing_pil_pixtral.Pixtral",
     "paddleocr_vl": "paddleocr_vl.image_processing_pil_paddleocr_vl.PaddleOCRVL",
     "pixtral": "pixtral.image_processing_pil_pixtral.Pixtral",
@@ -42,6 +43,7 @@ PROCESSORS = dict.fromkeys(PIXTRAL, "Pixtral") | {
     "glm4v_moe": "Glm4v",
     "internvl": "InternVL",
     "llava": "Llava",
+    "llava_onevision": "LlavaOnevision",
     "paddleocr_vl": "PaddleOCRVL",
 }
 """The processors that are not made of a tokenizer."""
@@ -49,6 +51,7 @@ IMAGE_TOKENS = {
     "Glm4v": "<|image|>",
     "InternVL": "<IMG_CONTEXT>",
     "Llava": "<image>",
+    "LlavaOnevision": "<image>",
     "PaddleOCRVL": "<|IMAGE_PLACEHOLDER|>",
     "Pixtral": "[IMG]",
 }
@@ -76,6 +79,10 @@ def process(family: str, path: Path, image: Pillow.Image | list[Pillow.Image]) -
         return {"pixel_values": outputs["pixel_values"]}, outputs
     elif family == "gemma4_unified":
         outputs = _merged_patches(dict(processor(images=[image], return_tensors="pt")))
+    elif family == "llava_onevision":
+        images = image if isinstance(image, list) else [image]
+        outputs = dict(processor(images=images, return_tensors="pt"))
+        return {name: outputs[name] for name in ("pixel_values", "image_sizes")}, outputs
     elif family in PIXTRAL:
         side = 4 * PIXTRAL[family]
         images = image if isinstance(image, list) else [image]
@@ -127,7 +134,7 @@ def expansion(family: str, path: Path, image: Pillow.Image, tokenizer: Any) -> t
         processor.image_thumbnail_token = "<|img_thumbnail|>"
         return "<image>", processor.replace_image_token(extra, 0, use_image_special_tokens=True)
     if family in PROCESSORS:
-        return _replaced(family, path, inputs | extra)
+        return replaced(family, path, inputs | extra)
     name = names.get(family, "Qwen2VL" if family == "qwen2_vl" else "Qwen3VL")
     module = importlib.import_module(f"transformers.models.{name.lower() if name[0] == 'G' else _snake(name)}")
     source = importlib.import_module(f"{module.__name__}.processing_{module.__name__.rpartition('.')[2]}")
@@ -148,11 +155,12 @@ def _snake(name: str) -> str:
     return {"Qwen2_5_VL": "qwen2_5_vl", "Qwen3VL": "qwen3_vl", "Qwen2VL": "qwen2_vl"}[name]
 
 
-def _replaced(family: str, path: Path, inputs: Inputs) -> tuple[str, str]:
-    """Return what `expansion` does for one of `PROCESSORS`, which gets the fields that they read."""
+def replaced(family: str, path: Path, inputs: Inputs, number: int = 0) -> tuple[str, str]:
+    """Return what `expansion` does for one of `PROCESSORS`, which gets the fields that they read, for one of several
+    images."""
     name = PROCESSORS[family]
     with empty_torchvision():
-        snake = "paddleocr_vl" if name == "PaddleOCRVL" else name.lower()
+        snake = {"LlavaOnevision": "llava_onevision", "PaddleOCRVL": "paddleocr_vl"}.get(name, name.lower())
         module = importlib.import_module(f"transformers.models.{snake}.processing_{snake}")
     processor = object.__new__(getattr(module, f"{name}Processor"))
     for attribute, value in (
@@ -164,12 +172,14 @@ def _replaced(family: str, path: Path, inputs: Inputs) -> tuple[str, str]:
         ("image_processor", image_processor(family, path)),
         ("image_seq_length", 9),
         ("num_additional_image_tokens", 1),
+        ("num_image_tokens", 36),
+        ("vision_aspect_ratio", "anyres_max_2"),
         ("patch_size", 4),
         ("spatial_merge_size", PIXTRAL.get(family)),
-        ("vision_feature_select_strategy", "default"),
+        ("vision_feature_select_strategy", "full" if family == "llava_onevision" else "default"),
     ):
         setattr(processor, attribute, value)
-    return processor.image_token, processor.replace_image_token(inputs, 0)
+    return processor.image_token, processor.replace_image_token(inputs, number)
 
 
 def _merged_patches(outputs: dict[str, Any]) -> dict[str, Any]:

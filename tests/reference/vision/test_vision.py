@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 
 from protocol.request import Image, ImageDetail
-from tests.reference.vision.processors import expansion, process
+from tests.reference.vision.processors import expansion, image_processor, process, replaced
 from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.vision_tower import NumpyTower
 from workers.vision.mrope import axes_of
@@ -28,8 +28,9 @@ ROWS = 1e-4
 """The largest difference of a number of a row, of about 1, to the tower of transformers in float32."""
 SIZES = ((60, 44), (37, 90), (150, 80))
 """Widths and heights of images."""
-RATIOS = {"gemma4": 60, "gemma4_unified": 60, "lfm2_vl": 16, "mistral3": 48, "pixtral": 48}
-"""Ratios of sides from which transformers' processors fail with these settings, where no side is a whole token."""
+RATIOS = {"gemma4": 60, "gemma4_unified": 60, "lfm2_vl": 16, "llava": 20, "mistral3": 48, "pixtral": 48}
+"""Ratios of sides from which transformers' processors fail with these settings, where no side is a whole token, or from
+which images are refused."""
 Make = Callable[[str], Path]
 FAMILIES = [
     pytest.param(name, marks=[pytest.mark.exhaustive] if name.endswith("_moe") else [])
@@ -103,7 +104,10 @@ def compare_pixels(family: str, inputs: dict[str, Any], parts: tuple[ImagePatche
     pixels = inputs["pixel_values"].numpy()
     for number, part in enumerate(parts):
         values = part.values
-        if family.startswith(("qwen", "glm")):
+        if family == "llava_onevision":
+            values = part.values.reshape(-1, 6, 6, 3, 4, 4).transpose(0, 3, 1, 4, 2, 5).reshape(-1, 3, 24, 24)
+            wanted = pixels[0, :, :, :24, :24]
+        elif family.startswith(("qwen", "glm")):
             wanted = pixels
             if part.order is not None:
                 values = values.reshape(part.count, -1)[part.order].reshape(values.shape)
@@ -203,6 +207,24 @@ def test_idefics3_is_read_as_smolvlm_is(torch: Any, tmp_path: Path) -> None:
     compare_pixels("idefics3", inputs, parts)
     ours = NumpyTower(tower.config, tower.weights())
     np.testing.assert_allclose(np.concatenate([ours.rows(part) for part in parts]), expected, atol=ROWS)
+
+
+def test_several_images_of_llava_onevision(torch: Any, checkpoint: Make) -> None:
+    """They are made square, and have no tiles: a list for each prompt tells transformers how many it has."""
+    family = "llava_onevision"
+    path = checkpoint(family)
+    tower, processor, images = find_tower(path), loaded(path), [picture(*size) for size in SIZES]
+    assert tower is not None
+    outputs = dict(image_processor(family, path)(images=[images], return_tensors="pt"))
+    with torch.no_grad():
+        found = load_model(family, path).get_image_features(**outputs, return_dict=True).pooler_output
+    ours = NumpyTower(tower.config, tower.weights())
+    files = processor.among(tuple(as_file(image) for image in images), len(images))
+    for number, (file, expected) in enumerate(zip(files, found, strict=True)):
+        (part,) = processor.prepare(file).parts
+        assert processor.outline(file).text == replaced(family, path, outputs, number)[1]
+        compare_pixels(family, {"pixel_values": outputs["pixel_values"][number][None]}, (part,))
+        np.testing.assert_allclose(ours.rows(part), expected.numpy(), atol=ROWS)
 
 
 @pytest.mark.parametrize(

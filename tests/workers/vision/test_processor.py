@@ -42,14 +42,18 @@ def test_tokens_are_known_before_an_image_is_decoded(processor: Make, family: st
             counts = [part.count for part in prepared.parts]
             assert own.outline(image).rows == sum(counts) == prepared.text.count(own.image_text)
             broken = replace(image, data=image.data[: 3 * len(image.data) // 4])
-            outline = ImageOutline(prepared.text, tuple(part.offsets for part in prepared.parts))
+            made = own.outline(image).made
+            parts = tuple(part.offsets for part in prepared.parts)
+            outline = ImageOutline(prepared.text, parts, made if own.config.newline else 0)
             assert own.outline(image) == own.outline(broken) == outline
+            assert sum(len(part.values) for part in prepared.parts) == made * own.config.group
             places, used = places_of(prepared.text, own.image_text), 0
             for part in prepared.parts:
                 run = places[used : used + part.count]
                 used += part.count
                 assert [place - run[0] for place in run] == list(part.offsets)
-                assert part.values.shape == (part.count * own.config.group, own.config.patch_values)
+                assert part.fits(len(part.values) // own.config.group)
+                assert part.values.shape[1] == own.config.patch_values
                 assert part.places.shape == (len(part.values), 2)
                 assert len(part.key) == 16
                 assert {tuple(place) for place in part.places} == set(np.ndindex(part.grid))
@@ -79,6 +83,16 @@ def test_detail_chooses_the_number_of_tokens(processor: Make, family: str, count
     assert all(most >= tokens > 0.8 * most for tokens, most in zip(found, counts, strict=True))
 
 
+def test_images_beside_others_have_no_tiles_in_llava_onevision(processor: Make) -> None:
+    own, images = processor("llava_onevision"), (as_file(picture(50, 50)), as_file(picture(9, 9), detail="high"))
+    assert own.among(images, 1) == images
+    several = own.among(images, 2)
+    assert [image.detail for image in several] == ["low", "low"]
+    assert [own.outline(image).rows for image in several] == [37, 37]
+    assert own.outline(images[0]).rows > 100
+    assert processor("llava").among(images, 2) == images
+
+
 def test_low_detail_of_qwen(processor: Make) -> None:
     own = processor("qwen3_vl", preprocessor={"size": {"shortest_edge": 256, "longest_edge": 1 << 20}})
     assert own.tokens_of_size(1000, 1000, "low") == 256
@@ -100,7 +114,9 @@ def test_the_same_pixels_have_the_same_key(processor: Make) -> None:
     assert len({tile.key for tile in tiles}) == len(tiles) > 2
 
 
-@pytest.mark.parametrize("family", ["glm4v", "lfm2_vl", "llava", "paddleocr_vl", "pixtral", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "family", ["glm4v", "lfm2_vl", "llava", "llava_onevision", "paddleocr_vl", "pixtral", "qwen2_5_vl", "qwen3_vl"]
+)
 def test_long_images_are_refused(processor: Make, family: str) -> None:
     own = processor(family)
     most = 20 if family == "llava" else 200

@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
+from tests.vision_checkpoints import make_vision_description
 from tests.workers.vision.test_published import read
+from workers.checkpoints.json_files import CheckpointError
+from workers.vision.processor import ImageProcessor
+
+SIDES = range(384, 2305, 384)
 
 PIXTRAL_VISION: dict[str, Any] = {
     "head_dim": 64,
@@ -108,3 +113,68 @@ def test_sizes(tmp_path: Path, name: str) -> None:
     places = None if config.table is None else config.table[0] * config.table[1]
     assert (millions, config.layers, config.group, places) == SIZES[name]
     assert (config.hidden, config.heads, config.head_dim, config.mlp) == (1024, 16, 64, 4096)
+
+
+LLAVA_ONEVISION_7B: dict[str, Any] = {
+    "architectures": ["LlavaOnevisionForConditionalGeneration"],
+    "image_grid_pinpoints": [[height, width] for height in SIDES for width in SIDES],
+    "image_token_index": 151646,
+    "model_type": "llava_onevision",
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "model_type": "qwen2",
+        "num_attention_heads": 28,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 4,
+        "rope_theta": 1000000.0,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 152000,
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_image_newline_parameter": True,
+    "video_token_index": 151647,
+    "vision_aspect_ratio": "anyres_max_9",
+    "vision_config": {
+        "hidden_size": 1152,
+        "image_size": 384,
+        "intermediate_size": 4304,
+        "model_type": "siglip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 26,
+        "patch_size": 14,
+        "vision_use_head": False,
+    },
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+}
+
+
+def test_llava_onevision_7b(tmp_path: Path) -> None:
+    config, millions = read(tmp_path, LLAVA_ONEVISION_7B, "vision_tower.vision_model.a")
+    assert (millions, config.layers, config.group, config.table) == (415, 26, 1, (27, 27))
+    assert (config.hidden, config.head_dim, config.mlp, config.output) == (1152, 72, 4304, 3584)
+    assert (config.last_norm, config.newline, config.full_layers) == (False, True, frozenset())
+
+
+UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
+    "aspect": ({"vision_aspect_ratio": "pad"}, r"vision_aspect_ratio: 'pad' is not supported, only 'anyres_max_9'"),
+    "grid": ({"image_grid_pinpoints": [[384, 400]]}, r"384 x 400 pixels are not 1 to 64 tiles of 26 x 26"),
+    "no grids": ({"image_grid_pinpoints": []}, r"image_grid_pinpoints: is not a list of 1 to 256 pairs"),
+    "other grids": ({"image_grid_pinpoints": [[26, 26]]}, r"image_grid_pinpoints: is not that of config\.json"),
+    "strategy": ({"vision_feature_select_strategy": "default"}, r"'default' is not supported, only 'full'"),
+    "tower": ({"vision_config": {"model_type": "clip_vision_model"}}, r"'clip_vision_model' is not supported in this"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(UNSUPPORTED))
+def test_settings_of_llava_onevision_that_are_not_supported(tmp_path: Path, case: str) -> None:
+    fields, problem = UNSUPPORTED[case]
+    path = make_vision_description(tmp_path, "llava_onevision", fields=fields)
+    if case in ("grid", "no grids"):
+        make_vision_description(tmp_path, "llava_onevision", fields=fields, preprocessor=fields)
+    with pytest.raises(CheckpointError, match=problem):
+        ImageProcessor.of(path)

@@ -78,6 +78,11 @@ WRAPPERS: Mapping[str, Wrapper] = {
             "vocab_size": 32000,
         },
     ),
+    "LlavaOnevisionForConditionalGeneration": Wrapper(
+        {name: name for name in ("qwen2", "qwen3", "llama")},
+        LLAVA,
+        (*LLAVA_AROUND, "image_newline", "model.image_newline"),
+    ),
     "Mistral3ForConditionalGeneration": Wrapper(
         {"mistral": "mistral", "ministral3": "ministral3"}, LLAVA, LLAVA_AROUND
     ),

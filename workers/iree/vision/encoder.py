@@ -41,6 +41,8 @@ class IreeVision:
         read = [name for name in positions.HOST if name in parameters]
         self._host = {name: np.asarray(parameters[name], np.float32) for name in read}
         """The parameters that positions are computed of."""
+        self.newline = self._host.get(positions.NEWLINE)
+        """The embedding at the end of a row of a packed grid."""
         self.nbytes = graphs.nbytes + sum(each.nbytes for each in self._host.values())
         self._open = 0
         """Bytes of the computations that are open."""
@@ -76,7 +78,7 @@ class IreeVision:
         if count % config.group or image.values.shape[1] != config.patch_values:
             shape = list(image.values.shape)
             raise ValueError(f"patches: {shape} are no groups of {config.group} with {config.patch_values} values each")
-        if count // config.group != image.count:
+        if not image.fits(count // config.group):
             raise ValueError(f"tokens: {image.count} of {count} patches, {config.group} of which make one")
         windowed = config.full_layers is not None and len(config.full_layers) < config.layers
         if windowed and image.windows is None:
@@ -157,11 +159,9 @@ class _Encoding:
         image, config = self._image, self._tower.config
         whole = np.concatenate([np.concatenate(blocks) for blocks in self._tokens], axis=1)
         whole = whole[: len(image.values) // config.group]
-        if image.order is not None:
-            whole = whole[image.order]
         if not np.isfinite(whole).all():
             raise NotFiniteError
-        return self._tower.scaled(whole)
+        return self._tower.scaled(image.arranged(whole, self._tower.newline))
 
     def close(self) -> None:
         if self._steps is not None:

@@ -45,6 +45,8 @@ class MlxTower:
     size: MlxPartSize
     padding: int = 0
     """The token whose embeddings of layers the rows of images have, for models with such embeddings."""
+    newline: NDArray[np.float32] | None = None
+    """The embedding at the end of a row of a packed grid."""
 
     @property
     def config(self) -> VisionConfig:
@@ -77,7 +79,7 @@ class MlxVisionEncoder:
         """Start the computation of an image. Raises `ValueError` for one that the tower cannot take."""
         config = self._loaded.config
         count = len(image.values)
-        if not 0 < count <= MAX_PATCHES or count != image.count * config.group:
+        if not 0 < count <= MAX_PATCHES or count % config.group or not image.fits(count // config.group):
             raise ValueError(
                 f"patches: {count} for {image.count} tokens of {config.group}, the tower takes {MAX_PATCHES}"
             )
@@ -110,6 +112,7 @@ class MlxImageEncoding:
         """`closed` is called by `close`, `scale` as for `MlxVisionEncoder`."""
         self._tower, self._image, self._owned, self._closed = loaded.tower, image, owned, closed
         self._scale = np.float32(scale)
+        self._newline = None if loaded.newline is None else loaded.newline / self._scale
         self._columns = 1 + len(loaded.config.taps)
         self._patches = values(loaded.config, image)
         count = len(self._patches)
@@ -158,7 +161,7 @@ class MlxImageEncoding:
         made = np.concatenate([columns[0] / self._scale, *columns[1:]], axis=1)
         if not np.isfinite(made).all():
             raise NotFiniteError
-        return made if self._image.order is None else np.ascontiguousarray(made[self._image.order])
+        return self._image.arranged(made, self._newline)
 
     def close(self) -> None:
         """See `ImageEncoding.close`."""

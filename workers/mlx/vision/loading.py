@@ -18,7 +18,7 @@ from workers.mlx.vision.tower import MlxVisionTower
 from workers.precision import Dtype
 from workers.vision.config import VisionConfig
 from workers.vision.parameters import parameter_shapes
-from workers.vision.positions import HOST, added, angles
+from workers.vision.positions import HOST, NEWLINE, added, angles
 from workers.vision.tower import find_tower
 
 GPU_PART = MlxPartSize(1024, 5e10)
@@ -46,6 +46,7 @@ def tower_of(
         lambda image: angles(config, image),
         size,
         padding,
+        table.get(NEWLINE),
     )
 
 

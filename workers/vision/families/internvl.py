@@ -12,6 +12,7 @@ from workers.vision.families.family import (
     Sources,
     VisionFamily,
     activation,
+    check_channels,
     chosen_layers,
     flat_kernel,
     head_size,
@@ -35,8 +36,8 @@ def _read(fields: Fields, model: ModelConfig) -> VisionConfig:
     hidden = vision.integer("hidden_size", 1024)
     heads = vision.integer("num_attention_heads", 16, most=MAX_PARTS)
     lanes = head_size(vision, "num_attention_heads", hidden, heads)
+    check_channels(vision)
     for name, supported in (
-        ("num_channels", CHANNELS),
         ("use_qk_norm", False),
         ("attention_bias", True),
         ("norm_type", "layer_norm"),

@@ -7,6 +7,7 @@ from workers.vision.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from workers.vision.families.glm import GLM4V
 from workers.vision.families.internvl import INTERNVL
 from workers.vision.families.llava import LLAVA
+from workers.vision.families.llava_onevision import LLAVA_ONEVISION
 from workers.vision.families.pixtral import MISTRAL3
 from workers.vision.families.qwen import QWEN2, QWEN2_5, QWEN3
 from workers.vision.families.siglip import GEMMA3_FAMILY, IDEFICS3_FAMILY, LFM2_FAMILY, PADDLEOCR_FAMILY
@@ -24,6 +25,7 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         "InternVL": INTERNVL,
         "Lfm2Vl": LFM2_FAMILY,
         "Llava": LLAVA,
+        "LlavaOnevision": LLAVA_ONEVISION,
         "Mistral3": MISTRAL3,
         "PaddleOCRVL": PADDLEOCR_FAMILY,
         "Qwen2VL": QWEN2,

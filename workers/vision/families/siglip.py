@@ -42,7 +42,7 @@ LAYER = {
 """Modules of a layer."""
 
 
-def _tower(
+def siglip_tower(
     fields: Fields, model: ModelConfig, defaults: Mapping[str, int], side: int, group: int, merger: Merger
 ) -> VisionConfig:
     """Describe a tower with a square table of `side` positions, and transformers' `defaults` of its sizes."""
@@ -73,7 +73,7 @@ def _tower(
     )
 
 
-def _sources(config: VisionConfig) -> Sources:
+def siglip_sources(config: VisionConfig) -> Sources:
     found = renamed({"norm": "tower.post_layernorm"})
     found["patch.weight"] = ParameterSource(("tower.embeddings.patch_embedding.weight",), flat_kernel)
     found["patch.bias"] = ParameterSource(("tower.embeddings.patch_embedding.bias",))
@@ -106,7 +106,7 @@ PADDLEOCR = {
 """Defaults of PaddleOCRVisionConfig."""
 
 
-def _side(vision: Fields, defaults: Mapping[str, int]) -> int:
+def table_side(vision: Fields, defaults: Mapping[str, int]) -> int:
     """Patches of a side of the images that the table is for."""
     patch, image = (vision.integer(name, defaults[name], most=8192) for name in ("patch_size", "image_size"))
     if image < patch:
@@ -116,17 +116,17 @@ def _side(vision: Fields, defaults: Mapping[str, int]) -> int:
 
 def _read_gemma3(fields: Fields, model: ModelConfig) -> VisionConfig:
     vision = required(fields, "vision_config")
-    side, count = _side(vision, SIGLIP), fields.integer("mm_tokens_per_image", 256)
+    side, count = table_side(vision, SIGLIP), fields.integer("mm_tokens_per_image", 256)
     tokens = math.isqrt(count)
     if tokens**2 != count or side % tokens:
         raise fields.error("mm_tokens_per_image", f"{count} tokens do not divide {side} x {side} patches into squares")
     merger = Merger("mean", "rms", False, vision.number("layer_norm_eps", 1e-6), 0, None, False)
-    config = _tower(fields, model, SIGLIP, side, (side // tokens) ** 2, merger)
+    config = siglip_tower(fields, model, SIGLIP, side, (side // tokens) ** 2, merger)
     return replace(config, bidirectional="all")
 
 
 def _sources_gemma3(config: VisionConfig) -> Sources:
-    return _sources(config) | {
+    return siglip_sources(config) | {
         "merger.norm.weight": ParameterSource(("projector.mm_soft_emb_norm.weight",), _centred),
         "merger.down.weight": ParameterSource(("projector.mm_input_projection_weight",), _transposed),
     }
@@ -134,15 +134,15 @@ def _sources_gemma3(config: VisionConfig) -> Sources:
 
 def _read_idefics3(fields: Fields, model: ModelConfig) -> VisionConfig:
     vision = required(fields, "vision_config")
-    side, scale = _side(vision, IDEFICS3), fields.integer("scale_factor", 2, most=64)
+    side, scale = table_side(vision, IDEFICS3), fields.integer("scale_factor", 2, most=64)
     if side % scale:
         raise fields.error("scale_factor", f"{scale} does not divide {side} patches of a side")
     merger = Merger("concat", None, False, 0.0, 0, None, False)
-    return _tower(fields, model, IDEFICS3, side, scale**2, merger)
+    return siglip_tower(fields, model, IDEFICS3, side, scale**2, merger)
 
 
 def _sources_idefics3(config: VisionConfig) -> Sources:
-    return _sources(config) | renamed({"merger.down": "connector.modality_projection.proj"}, biased=False)
+    return siglip_sources(config) | renamed({"merger.down": "connector.modality_projection.proj"}, biased=False)
 
 
 def _read_lfm2(fields: Fields, model: ModelConfig) -> VisionConfig:
@@ -157,12 +157,12 @@ def _read_lfm2(fields: Fields, model: ModelConfig) -> VisionConfig:
         activation=activation(fields, "projector_hidden_act", "gelu"),
         biases=fields.flag("projector_bias", True),
     )
-    return replace(_tower(fields, model, SIGLIP, side, factor**2, merger), table_kind="resized")
+    return replace(siglip_tower(fields, model, SIGLIP, side, factor**2, merger), table_kind="resized")
 
 
 def _sources_lfm2(config: VisionConfig) -> Sources:
     names = {"merger.up": "projector.linear_1", "merger.down": "projector.linear_2"}
-    found = _sources(config) | renamed(names, biased=config.merger.biases)
+    found = siglip_sources(config) | renamed(names, biased=config.merger.biases)
     return found | (renamed({"merger.norm": "projector.layer_norm"}) if config.merger.norm else {})
 
 
@@ -170,11 +170,11 @@ def _read_paddleocr(fields: Fields, model: ModelConfig) -> VisionConfig:
     vision, text = required(fields, "vision_config"), fields.section("text_config") or fields
     if text.flag("use_bias", False):
         raise text.error("use_bias", "true is not supported")
-    side, merge = _side(vision, PADDLEOCR), vision.integer("spatial_merge_size", 2, most=16)
+    side, merge = table_side(vision, PADDLEOCR), vision.integer("spatial_merge_size", 2, most=16)
     hidden = vision.integer("hidden_size", PADDLEOCR["hidden_size"])
     merger = Merger("concat", "layer", True, 1e-5, hidden * merge**2, "gelu", True)
     plan = vision.section("rope_parameters")
-    tower = _tower(fields, model, PADDLEOCR, side, merge**2, merger)
+    tower = siglip_tower(fields, model, PADDLEOCR, side, merge**2, merger)
     if tower.head_dim % 4:
         raise vision.error("num_attention_heads", f"heads of {tower.head_dim} lanes are no multiple of 4")
     theta = 10000.0 if plan is None else plan.number("rope_theta", 10000.0)
@@ -183,7 +183,7 @@ def _read_paddleocr(fields: Fields, model: ModelConfig) -> VisionConfig:
 
 def _sources_paddleocr(config: VisionConfig) -> Sources:
     names = {"norm": "pre_norm", "up": "linear_1", "down": "linear_2"}
-    return _sources(config) | renamed({f"merger.{name}": f"projector.{each}" for name, each in names.items()})
+    return siglip_sources(config) | renamed({f"merger.{name}": f"projector.{each}" for name, each in names.items()})
 
 
 def _centred(tensor: Array) -> Array:

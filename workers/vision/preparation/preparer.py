@@ -3,10 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from PIL import Image as Pillow
 
 from protocol.request import ImageDetail
+from workers.vision.packing import TileGrid
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import PixelValues
 
@@ -24,6 +26,8 @@ class ImagePlan:
     """Width and height of each part: of the image, or of its tiles."""
     whole: Size = (0, 0)
     """Width and height of the resized image that is split into tiles; (0, 0) for none."""
+    packed: TileGrid | None = None
+    """The grid of tiles whose rows are packed into one part; None for a part of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Preparer(ABC):
     values: PixelValues
     layout: PatchLayout
     filter: Pillow.Resampling
+    several_low: ClassVar[bool] = False
+    """Images beside others in a chat have low detail, as the model was trained."""
 
     @abstractmethod
     def plan(self, width: int, height: int, detail: ImageDetail) -> ImagePlan:

@@ -80,6 +80,16 @@ class Prompted:
         both = tuple(ends) if runner.capabilities.bidirectional_images else None
         return cls(tuple(tokens), ImageRows(rows), axes, both, after)
 
+    def followed_by(self, answer: Sequence[int]) -> "Prompted":
+        """Return the prompt with a part of its answer behind it, as replay has it."""
+        count, axes = len(answer), self.axes
+        if axes is not None:
+            behind = np.broadcast_to(np.arange(self.after, self.after + count, dtype=np.int32), (3, count))
+            axes = np.concatenate([axes, behind], axis=1)
+        first = len(self.tokens) + 1
+        ends = None if self.ends is None else (*self.ends, *range(first, first + count))
+        return Prompted((*self.tokens, *answer), self.rows, axes, ends, self.after + count)
+
     def chunk(self, slot: int = 0) -> Chunk:
         rows: Any = self.rows  # what the engine passes has these methods as well
         return Chunk(slot, self.tokens, 0, 0, rows, axes=self.axes, ends=self.ends)

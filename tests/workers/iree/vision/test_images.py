@@ -17,8 +17,10 @@ from tests.workers.iree.conftest import Load
 from tests.workers.iree.vision.prompted import GREEDY, Prompted, finish
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.inspection.memory_figures import MemoryFigures
-from workers.iree.build.graph_plan import EMBEDDED
+from workers.iree.build.ahead_of_time import compile_ahead
+from workers.iree.build.graph_plan import EMBEDDED, GraphPlan
 from workers.iree.runner import IreeRunner
+from workers.load_options import LoadOptions
 from workers.process.spec import WorkerSpec
 from workers.process.startup.vision_size import vision_bytes
 from workers.vision.processor import ImageProcessor
@@ -131,6 +133,24 @@ def test_gguf_files_have_the_logits_of_safetensors(family: str, case: Open, load
         np.testing.assert_array_equal(found, expected)
 
 
+def test_compiling_ahead_finds_the_graphs_of_a_server(
+    case: Open, cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the tower has a file of its own. Of all graphs those are looked for that a worker has at its start."""
+    mine, everything = case(OFTEN), GraphPlan.everything
+    ready = mine.runner.graphs.ready
+    monkeypatch.setattr(GraphPlan, "everything", lambda plan: [each for each in everything(plan) if ready >= set(each)])
+    for path in (mine.path, make_projected(mine.path, tmp_path)):
+        mmproj = "auto" if path == mine.path else str(tmp_path / "mmproj-model.gguf")
+        options = LoadOptions(
+            device="local-task", dtype="float32", slots=3, context=CONTEXT, cache_dir=cache_dir, mmproj=mmproj
+        )
+        built = list(compile_ahead(path, ModelConfig.from_dir(path), options, lambda phase, done, total: None))
+        assert {name for module in built for name in module.group} == ready
+        assert all(module.seconds is None for module in built), "the same graphs are in the cache"
+        assert any(module.group[0].startswith("tower_") for module in built)
+
+
 @pytest.mark.exhaustive
 def test_rows_of_an_image_have_the_padding_tokens_embeddings_of_layers(torch: Any, load: Load, tmp_path: Path) -> None:
     text = {"hidden_size_per_layer_input": 16, "num_hidden_layers": 6, "pad_token_id": 3}
@@ -147,7 +167,12 @@ def test_rows_of_an_image_have_the_padding_tokens_embeddings_of_layers(torch: An
 
 @pytest.mark.parametrize("family", CASES)
 def test_bits_are_the_same_in_any_chunks_and_beside_others(family: str, case: Open) -> None:
-    mine = case(family)
+    compare_bits(case(family))
+
+
+def compare_bits(mine: Case) -> list[int]:
+    """Compare what is kept of a prompt, and its answer, cold, in chunks, beside another prompt, and replayed. Returns
+    the answer."""
     runner = mine.runner
     ids, parts = ids_of(mine, (60, 44), text=13)
     first = ids.index(mine.own.image_token)
@@ -166,6 +191,31 @@ def test_bits_are_the_same_in_any_chunks_and_beside_others(family: str, case: Op
         assert prompt.kept(runner, slot) == expected[0]
         assert prompt.answer(runner, token, COUNT, slot) == expected[1]
     assert (Prompted.of(runner, ids, mine.own.image_token, parts).rows.rows == prompt.rows.rows).all()
+    answer = expected[1]
+    runner.reset(1)
+    replayed = prompt.followed_by(answer[: COUNT // 2])
+    assert replayed.answer(runner, replayed.prefill(runner, [], 1), COUNT - COUNT // 2, 1) == answer[COUNT // 2 :]
+    return answer
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("quantize", "kv_dtype", "bound"), [("int8", "auto", 0.05), ("int8", "int8", 0.05), ("int4", "int8", 0.4)]
+)
+def test_quantized_text_beside_a_tower(quantize: str, kv_dtype: str, bound: float, case: Open, load: Load) -> None:
+    """The tower is not quantized. `bound` is the largest error of a logit, beside the largest logit."""
+    mine = case(OFTEN)
+    runner = load(mine.path, context=CONTEXT, slots=3, quantize=quantize, kv_dtype=kv_dtype)
+    try:
+        ids, parts = ids_of(mine, (60, 44))
+        found, expected = (
+            Prompted.of(each, ids, mine.own.image_token, parts).last_logits(each) for each in (runner, mine.runner)
+        )
+        error = float(np.abs(found - expected).max() / np.abs(expected).max())
+        assert 1e-4 < error < bound, error
+        compare_bits(mine._replace(runner=runner))
+    finally:
+        runner.close()
 
 
 def test_rows_of_images_that_another_worker_has_computed_lead_to_the_same_tokens(case: Open) -> None:

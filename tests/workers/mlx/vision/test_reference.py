@@ -72,7 +72,7 @@ class Reference:
         self._model = kind.from_pretrained(path, attn_implementation="eager").eval()
         each = [process(family, path, picture)[0] for picture in pictures()]
         tiles = 1 if family == "smolvlm" else 0
-        if family in PIXTRAL:  # which pads the images of a batch to equal sides
+        if family in (*PIXTRAL, "llava_onevision"):  # which pad the images of a batch to equal sides
             each = [process(family, path, pictures())[0]]
         self._inputs = {name: torch.cat([inputs[name] for inputs in each], dim=tiles) for name in each[0]}
         ids = torch.tensor([tokens])

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from msgspec.structs import replace
+
 from protocol.errors import ErrorCode
 from protocol.request import ChatInput, Image
 from workers.engine.images.held_patches import HeldPatches
@@ -97,6 +99,7 @@ class ImagePrompts:
         if (images := self._checked(source)) is None:
             return None
         order = _order(source)
+        source = _among(images, source, order)
         outlines = self._outlines(images, source, order)
         return ChatImages(images, tuple((source.images[index], outlines[index]) for index in order))
 
@@ -109,6 +112,7 @@ class ImagePrompts:
         if (images := self._checked(source)) is None:
             return None
         order = _order(source)
+        source = _among(images, source, order)
         outlines = self._outlines(images, source, order)
         self._check_memory(images, source, order, outlines)
         held: dict[int, HeldPatches] = {}
@@ -149,8 +153,8 @@ class ImagePrompts:
         self, images: ImageSource, source: ChatInput, order: Sequence[int], outlines: Mapping[int, ImageOutline]
     ) -> None:
         config = images.config
-        rows = sum(outline.rows for outline in outlines.values())
-        size = rows * config.group * config.patch_values * FLOAT_BYTES
+        made = sum(outline.made for outline in outlines.values())
+        size = made * config.group * config.patch_values * FLOAT_BYTES
         size += sum(len(source.images[index].data) for index in outlines)
         if not self._memory.fits(size):
             self._recent.clear()
@@ -192,6 +196,11 @@ class ImagePrompts:
 def _order(source: ChatInput) -> list[int]:
     """Return the image of each place."""
     return [place.image for message in source.messages for place in message.images]
+
+
+def _among(images: ImageSource, source: ChatInput, order: Sequence[int]) -> ChatInput:
+    """Return a chat with its images as they are prepared beside each other."""
+    return replace(source, images=images.among(source.images, len(order)))
 
 
 def _field(source: ChatInput, index: int) -> str:

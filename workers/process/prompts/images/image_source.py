@@ -36,6 +36,9 @@ class ImageSource(Protocol):
     def config(self) -> VisionConfig:
         """The vision tower."""
 
+    def among(self, images: tuple[Image, ...], places: int) -> tuple[Image, ...]:
+        """Return the images of a chat with `places` of images, as they are prepared beside each other."""
+
     def outline(self, image: Image) -> ImageOutline:
         """Return the text and the rows that an image becomes, without decoding its pixels. Raises `ImageRefused`."""
 
