@@ -111,6 +111,19 @@ FURTHER_FAMILIES: Mapping[str, VisionCase] = {
         GLM_TOKENS,
         fields={"tie_word_embeddings": False},
     ),
+    "glm_ocr": VisionCase(
+        "GlmOcr",
+        {
+            "rope_parameters": {**GLM_ROPE, "partial_rotary_factor": 1.0, "mrope_section": [2, 3, 3]},
+            "rms_norm_eps": 1e-5,
+        },
+        {**{name: value for name, value in GLM_TOWER.items() if name != "image_size"}, "attention_bias": True},
+        GLM_PREPROCESSOR,
+        GLM_SPECIALS,
+        GLM_TEMPLATE,
+        GLM_TOKENS,
+        fields={"tie_word_embeddings": False},
+    ),
     "internvl": VisionCase(
         "InternVL",
         {"model_type": "qwen2", "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},

@@ -66,6 +66,7 @@ class NumpyTower:
         if config.qk_norm:
             queries = self._norm(f"{own}.q_norm", queries, "rms", config.eps)
             keys = self._norm(f"{own}.k_norm", keys, "rms", config.eps)
+        if config.value_norm:
             values = values / np.sqrt(np.mean(values**2, axis=-1, keepdims=True) + config.eps)
         if turned is not None:
             queries, keys = rotate(queries, turned), rotate(keys, turned)

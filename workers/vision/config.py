@@ -110,7 +110,9 @@ class VisionConfig:
     """A row that is no patch is computed behind the patches; they attend to it, and it makes no token: the class token
     of CLIP and InternViT, with the position 0 of the table."""
     qk_norm: bool = False
-    """Queries and keys have an RMS norm of each head, and values one without a weight: Gemma 4."""
+    """Queries and keys have an RMS norm of each head: Gemma 4, GLM-OCR."""
+    value_norm: bool = False
+    """Values have an RMS norm of each head without a weight: Gemma 4."""
     sandwich: bool = False
     """There is an RMS norm behind attention and MLP as well: Gemma 4."""
     rope_theta: float = 0.0

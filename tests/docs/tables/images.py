@@ -69,6 +69,7 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "glm4v": GLM._replace(models="GLM-4.1V, and GLM-4.6V-Flash (`glm46v`)"),
     "glm4v_moe": GLM._replace(models="GLM-4.5V and GLM-4.6V"),
+    "glm_ocr": GLM._replace(models="GLM-OCR"),
     "internvl": Published(
         "InternVL 3 and 3.5 in Hugging Face's format, but for those with InternViT-6B",
         "tiles of the tower's size, and the whole image",

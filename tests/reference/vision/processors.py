@@ -21,6 +21,7 @@ PIL_MODULES = {
     "gemma4_unified": "gemma4.image_processing_pil_gemma4.Gemma4",
     "glm4v": "glm4v.image_processing_pil_glm4v.Glm4v",
     "glm4v_moe": "glm4v.image_processing_pil_glm4v.Glm4v",
+    "glm_ocr": "glm4v.image_processing_pil_glm4v.Glm4v",
     "internvl": "got_ocr2.image_processing_pil_got_ocr2.GotOcr2",
     "llava": "llava.image_processing_pil_llava.Llava",
     "llava_onevision": "llava_onevision.image_processing_pil_llava_onevision.LlavaOnevision",
@@ -41,6 +42,7 @@ PIXTRAL = {"mistral3": 2, "pixtral": 1}
 PROCESSORS = dict.fromkeys(PIXTRAL, "Pixtral") | {
     "glm4v": "Glm4v",
     "glm4v_moe": "Glm4v",
+    "glm_ocr": "Glm4v",
     "internvl": "InternVL",
     "llava": "Llava",
     "llava_onevision": "LlavaOnevision",

@@ -54,6 +54,15 @@ WRAPPERS: Mapping[str, Wrapper] = {
         )
         for name in ("Glm4v", "Glm46V")
     },
+    "GlmOcrForConditionalGeneration": Wrapper(
+        {"glm_ocr_text": "glm4"},
+        QWEN,
+        QWEN_AROUND,
+        sections=True,
+        fixed={"attention_bias": False},
+        # transformers leaves the layer out of any checkpoint.
+        defaults={"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0, "num_nextn_predict_layers": 1},
+    ),
     "Glm4vMoeForConditionalGeneration": Wrapper(
         {"glm4v_moe_text": "glm4_moe"},
         QWEN,

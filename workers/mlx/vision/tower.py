@@ -66,6 +66,7 @@ class MlxVisionTower:
         if config.qk_norm:
             queries = self._norm(f"{name}.q_norm", queries, "rms", config.eps)
             keys = self._norm(f"{name}.k_norm", keys, "rms", config.eps)
+        if config.value_norm:
             values = mx.fast.rms_norm(values, None, config.eps)
         if cosines is not None and sines is not None:
             queries, keys = (_rotate(part, cosines, sines) for part in (queries, keys))

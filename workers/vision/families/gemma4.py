@@ -64,6 +64,7 @@ def _read(fields: Fields, model: ModelConfig) -> VisionConfig | None:
         merger=Merger("mean", "rms", False, eps, 0, None, False, scale=hidden**0.5),
         output=model.hidden_size,
         qk_norm=True,
+        value_norm=True,
         sandwich=True,
         rope_theta=100.0 if plan is None else plan.number("rope_theta", 100.0),
         columns_first=True,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from workers.vision.families.family import VisionFamily
 from workers.vision.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
-from workers.vision.families.glm import GLM4V
+from workers.vision.families.glm import GLM4V, GLM_OCR
 from workers.vision.families.internvl import INTERNVL
 from workers.vision.families.llava import LLAVA
 from workers.vision.families.llava_onevision import LLAVA_ONEVISION
@@ -21,6 +21,7 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
         "Glm46V": GLM4V,
         "Glm4v": GLM4V,
         "Glm4vMoe": GLM4V,
+        "GlmOcr": GLM_OCR,
         "Idefics3": IDEFICS3_FAMILY,
         "InternVL": INTERNVL,
         "Lfm2Vl": LFM2_FAMILY,

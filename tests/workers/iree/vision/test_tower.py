@@ -65,6 +65,7 @@ TOWERS: Mapping[str, VisionConfig] = {
         merger=Merger("mean", "rms", False, 1e-6, 0, None, False, 32**0.5),
         output=40,
         qk_norm=True,
+        value_norm=True,
         sandwich=True,
         rope_theta=100.0,
         table=(24, 24),

@@ -63,6 +63,7 @@ CONFIGS = {
         biases=False,
         scale=1.0,
         qk_norm=True,
+        value_norm=True,
         sandwich=True,
         columns_first=True,
         clipped=True,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from workers.checkpoints.architectures.catalog.moe import layers_behind
 from workers.checkpoints.architectures.family import AFTER, BEFORE, Family, all_layers, but_every
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
 from workers.checkpoints.architectures.parts import HeadNorm, Names, Norms
@@ -32,6 +33,11 @@ MINISTRAL3_POSITIONS = {
 }
 LAYER_NORM_EPS = {"rms_norm_eps": "layer_norm_eps"}
 ONE_NORM = Norms(before_attention="input_layernorm")
+
+
+def vary_glm4(family: Family, fields: Fields) -> Family:
+    """GLM-OCR has a layer for multi-token prediction behind the last one."""
+    return replace(family, other_tensors=layers_behind(fields))
 
 
 def vary_gpt_neox(family: Family, fields: Fields) -> Family:
@@ -309,6 +315,7 @@ DENSE: Mapping[str, Family] = {
         output_bias=False,
         interleaved_rope=True,
         partial_rope=True,
+        variant=vary_glm4,
         defaults=GLM_DEFAULTS,
     ),
 }

@@ -47,7 +47,7 @@ class TiledAttention:
         config, shape = self.layout.config, self._shape
         norm: HeadNorm | None = "each" if config.qk_norm else None
         lanes = None if self.layout.lanes == config.head_dim else config.head_dim
-        kind = RopeAndCache(shape, self.ops.arithmetic, config.eps, norm, lanes, value_norm=config.qk_norm)
+        kind = RopeAndCache(shape, self.ops.arithmetic, config.eps, norm, lanes, value_norm=config.value_norm)
         name = f"baton_rope_and_cache_{self.block}"
         self.ops.add_kernel(name, rope_and_cache, kind)
         queries = words(self.block, shape.query_heads * shape.head_dim // self.ops.arithmetic.per_word)
