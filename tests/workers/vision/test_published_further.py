@@ -7,6 +7,7 @@ import pytest
 
 from tests.vision_checkpoints import make_vision_description
 from tests.workers.vision.test_published import read
+from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.json_files import CheckpointError
 from workers.vision.processor import ImageProcessor
 
@@ -178,3 +179,56 @@ def test_settings_of_llava_onevision_that_are_not_supported(tmp_path: Path, case
         make_vision_description(tmp_path, "llava_onevision", fields=fields, preprocessor=fields)
     with pytest.raises(CheckpointError, match=problem):
         ImageProcessor.of(path)
+
+
+GLM_OCR: dict[str, Any] = {
+    "architectures": ["GlmOcrForConditionalGeneration"],
+    "image_token_id": 59280,
+    "model_type": "glm_ocr",
+    "text_config": {
+        "attention_bias": False,
+        "head_dim": 128,
+        "hidden_size": 1536,
+        "intermediate_size": 4608,
+        "max_position_embeddings": 131072,
+        "model_type": "glm_ocr_text",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 16,
+        "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1,
+        "rms_norm_eps": 1e-05,
+        "rope_parameters": {
+            "mrope_section": [16, 24, 24],
+            "partial_rotary_factor": 1.0,
+            "rope_theta": 10000,
+            "rope_type": "default",
+        },
+        "vocab_size": 59392,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "attention_bias": True,
+        "depth": 24,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "image_size": 336,
+        "in_channels": 3,
+        "intermediate_size": 4096,
+        "model_type": "glm_ocr_vision",
+        "num_heads": 16,
+        "out_hidden_size": 1536,
+        "patch_size": 14,
+        "rms_norm_eps": 1e-05,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+
+
+def test_glm_ocr(tmp_path: Path) -> None:
+    config, millions = read(tmp_path, GLM_OCR, "model.visual.a")
+    assert (millions, config.layers, config.group, config.table) == (434, 24, 4, None)
+    assert (config.hidden, config.heads, config.mlp, config.output) == (1024, 16, 4096, 1536)
+    assert (config.biases, config.qk_norm, config.value_norm, config.merger.inner) == (True, True, False, 3 * 1536)
+    text = ModelConfig.from_dir(tmp_path)
+    assert text.other_tensors == ("model.layers.16.",), "the layer for multi-token prediction is left out"
