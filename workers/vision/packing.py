@@ -101,8 +101,8 @@ class TileGrid:
         """Return the tower's rows of each place of the grid in the prompt, [rows, columns, taps], and their weights."""
         side = self.side
         numbers = side**2 + np.arange(self.rows * self.columns * side**2)
-        grid = numbers.reshape(self.rows, self.columns, side, side).transpose(0, 2, 1, 3)
-        grid = grid.reshape(self.rows * side, self.columns * side)
+        tiles = numbers.reshape(self.rows, self.columns, side, side)
+        grid = tiles.transpose(0, 2, 1, 3).reshape(self.rows * side, self.columns * side)
         high, wide = self._cropped()
         grid = grid[self.top : self.top + high, self.left : self.left + wide]
         if self._resampled() == (high, wide):

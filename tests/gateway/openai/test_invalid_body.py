@@ -205,6 +205,11 @@ def test_bad_messages_are_named(messages: Any, param: str) -> None:
             {"messages": message(content=[{"type": "video_url", "video_url": {"url": "https://example.org/v.mp4"}}])},
             "`messages[0].content[0].type` takes text or image_url, not 'video_url'",
         ),
+        (
+            chat,
+            {"messages": message(content=[{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}])},
+            "`messages[0].content[0].image_url` has no data",
+        ),
         (completion, {"logprobs": True}, "`logprobs` takes a number from 0 to 20, not True"),
         (
             completion,

@@ -1,6 +1,7 @@
 """The fields of config.json and preprocessor_config.json of projectors with towers of CLIP, InternViT and Pixtral, and
 of those without a tower: see `descriptions`."""
 
+import math
 from typing import Any
 
 from workers.vision.projectors.descriptions import normalization, sizes, tokens_side
@@ -92,7 +93,7 @@ def describe_unified(file: ProjectorFile) -> Values:
 def _pooling(file: ProjectorFile) -> int:
     """Return the patches of a side of a token. Raises `ProjectorUnfit` if no whole number of them makes one."""
     patch, numbers = file.integer("patch_size"), file.shape(PATCH)[-1]
-    pooling = round((numbers / 3) ** 0.5 / patch)
+    pooling = math.isqrt(numbers // 3) // patch
     if 3 * (patch * pooling) ** 2 != numbers:
         raise file.unfit("patch_size", f"{patch} pixels do not divide a token of {numbers} numbers, as in {PATCH}")
     return pooling
