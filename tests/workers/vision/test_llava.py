@@ -7,6 +7,7 @@ import pytest
 from PIL import Image as Pillow
 
 from workers.vision.image_refused import ImageRefused
+from workers.vision.packing import TileGrid
 from workers.vision.preparation.llava import STRIP, LlavaPreparer
 from workers.vision.preparation.patch_layout import PatchLayout
 from workers.vision.preparation.pixel_values import PixelValues
@@ -53,3 +54,28 @@ def test_the_longer_side_is_bounded_by_the_shorter_one(size: tuple[int, int]) ->
     width, height = size
     with pytest.raises(ImageRefused, match=f"{height} x {width + height} pixels: one side is more than 20 times"):
         preparer.plan(height, width + height, "auto")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 200), (200, 1), (640, 480), (480, 641), (3000, 200)])
+@pytest.mark.parametrize("tiles", [(1, 1), (1, 3), (2, 2), (6, 6)])
+def test_packed_rows_are_as_many_as_planned_and_means_of_the_towers(
+    tiles: tuple[int, int], size: tuple[int, int]
+) -> None:
+    grid = TileGrid.around(5, *tiles, *size, most=4)
+    packing, newline = grid.packing(), grid.tiles * 25
+    assert len(packing.sources) == len(packing.weights) == grid.count
+    np.testing.assert_allclose(packing.weights.sum(axis=1), 1, rtol=1e-6)
+    assert packing.weights.min() >= 0
+    assert packing.sources.max(initial=0) <= newline
+    rows = np.random.default_rng(3).standard_normal((newline, 3)).astype(np.float32)
+    packed = packing.pack(rows, np.full(3, 9, np.float32))
+    np.testing.assert_array_equal(packed[:25], rows[:25])
+    ends = np.flatnonzero((packed == 9).all(axis=1))
+    assert len(set(np.diff(ends))) <= 1, "each row of the grid is as long as the others"
+    assert ends.max(initial=grid.count - 1) == grid.count - 1
+
+
+def test_a_grid_that_is_not_resampled_has_the_rows_of_its_tiles() -> None:
+    rows = np.arange(5 * 4, dtype=np.float32)[:, None]  # of tiles with two rows and columns
+    packed = TileGrid(2, 2, 2, left=1, most=4).packing().pack(rows, np.array([-1], np.float32))
+    np.testing.assert_array_equal(packed[:, 0], [0, 1, 2, 3, 5, 8, -1, 7, 10, -1, 13, 16, -1, 15, 18, -1])

@@ -164,6 +164,7 @@ def test_llava_onevision_7b(tmp_path: Path) -> None:
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "aspect": ({"vision_aspect_ratio": "pad"}, r"vision_aspect_ratio: 'pad' is not supported, only 'anyres_max_9'"),
     "grid": ({"image_grid_pinpoints": [[384, 400]]}, r"384 x 400 pixels are not 1 to 64 tiles of 26 x 26"),
+    "large grid": ({"image_grid_pinpoints": [[26 * 7, 26 * 10]]}, r"182 x 260 pixels are not 1 to 64 tiles of 26 x 26"),
     "no grids": ({"image_grid_pinpoints": []}, r"image_grid_pinpoints: is not a list of 1 to 256 pairs"),
     "other grids": ({"image_grid_pinpoints": [[26, 26]]}, r"image_grid_pinpoints: is not that of config\.json"),
     "strategy": ({"vision_feature_select_strategy": "default"}, r"'default' is not supported, only 'full'"),
@@ -175,7 +176,7 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
 def test_settings_of_llava_onevision_that_are_not_supported(tmp_path: Path, case: str) -> None:
     fields, problem = UNSUPPORTED[case]
     path = make_vision_description(tmp_path, "llava_onevision", fields=fields)
-    if case in ("grid", "no grids"):
+    if case.endswith(("grid", "no grids")):
         make_vision_description(tmp_path, "llava_onevision", fields=fields, preprocessor=fields)
     with pytest.raises(CheckpointError, match=problem):
         ImageProcessor.of(path)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from PIL import Image as Pillow
 
+from protocol.bounds import MAX_IMAGE_PIXELS
 from protocol.request import ImageDetail
 from workers.checkpoints.architectures.fields import Fields
 from workers.vision.packing import TileGrid
@@ -208,9 +209,9 @@ def _grids(fields: Fields, side: int) -> tuple[Grid, ...]:
         raise fields.error("image_grid_pinpoints", f"is not a list of 1 to {MAX_GRIDS} pairs of height and width")
     grids = tuple((height // side, width // side) for height, width in pairs)
     for (height, width), (rows, columns) in zip(pairs, grids, strict=True):
-        if height % side or width % side or rows * columns > MAX_TILES:
-            problem = f"{height} x {width} pixels are not 1 to {MAX_TILES} tiles of {side} x {side}"
-            raise fields.error("image_grid_pinpoints", problem)
+        if height % side or width % side or rows * columns > MAX_TILES or height * width > MAX_IMAGE_PIXELS:
+            bound = f"{MAX_TILES} tiles of {side} x {side}, and up to {MAX_IMAGE_PIXELS} pixels in all"
+            raise fields.error("image_grid_pinpoints", f"{height} x {width} pixels are not 1 to {bound}")
     return grids
 
 

@@ -75,7 +75,7 @@ TOWERS: Mapping[str, VisionConfig] = {
         clipped=True,
     ),
     "deep stack": QWEN3,
-    "further": VisionConfig(  # what GLM-V, CLIP and Pixtral have
+    "further": VisionConfig(  # what GLM-V, GLM-OCR, CLIP and Pixtral have
         family="glm4v",
         patch_values=20,
         layers=1,
@@ -106,6 +106,7 @@ TOWERS: Mapping[str, VisionConfig] = {
         patch_norm="rms",
         placed_norm="layer",
         patch_bias=True,
+        qk_norm=True,
         extra=True,
         table=(24, 24),
         last_norm=True,

@@ -112,6 +112,7 @@ class PlainAttention:
         q, k, v = jnp.swapaxes(qkv.reshape(self.block, 3, config.heads, config.head_dim), 0, 1)
         if norms:
             q, k = (_unit(x, config.eps) * weight for x, weight in zip((q, k), norms, strict=True))
+        if config.value_norm:
             v = _unit(v, config.eps)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
