@@ -21,7 +21,7 @@ UNIFIED = {
     "pos_embedding": "v.position_embd.weight",
     "embedding_projection": "mm.input_projection",
 }
-"""Of which the `gguf` package has no names yet."""
+"""The names of modules that the `gguf` package does not have yet."""
 CLIP = (
     ("encoder.layers", "blk"),
     ("embeddings.", ""),
