@@ -160,7 +160,7 @@ app.command()(chaos)
 
 
 @app.command("compile")
-@takes_settings(*IN_PROCESS, "max_batch_size", "workers")
+@takes_settings(*IN_PROCESS, "max_batch_size", "workers", "vision", "mmproj")
 def compile_(
     settings: Settings,
     as_json: Json = False,

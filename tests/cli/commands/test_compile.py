@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("iree.compiler", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
 pytest.importorskip("jax", reason="the IREE backend is not installed: pip install 'baton-serve[iree]'")
@@ -14,6 +15,7 @@ from cli.commands.compile import compile_model
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings
+from cli.main import app
 from models import builtin_path, draft_path
 from workers.iree.build.compile_client import Built
 from workers.iree.device.cpu import Cpu
@@ -65,6 +67,26 @@ def test_the_graphs_of_a_draft_model_are_compiled_too(tmp_path: Path, monkeypatc
     settings = Settings(speculate="auto", draft_model=str(draft_path()), cache_dir=str(tmp_path), context=64)
     compile_model(settings, as_json=False)
     assert compiled == [str(builtin_path()), str(draft_path())]
+
+
+@pytest.mark.parametrize(
+    ("flags", "vision", "mmproj"),
+    [((), True, "auto"), (("--no-vision",), False, "auto"), (("--mmproj", "none"), True, "none")],
+)
+def test_the_vision_tower_is_chosen_as_for_a_server(
+    flags: tuple[str, ...], vision: bool, mmproj: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[tuple[bool, str]] = []
+
+    def compile_ahead(spec: WorkerSpec, progress: Progress) -> Iterator[Built]:
+        compiled.append((spec.vision, spec.mmproj))
+        return iter(())
+
+    monkeypatch.setattr(compile_module, "compile_ahead", compile_ahead)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["compile", "--backend", "iree", "--cache-dir", str(tmp_path), *flags])
+    assert result.exit_code == 0, result.output
+    assert compiled == [(vision, mmproj)]
 
 
 def test_another_cpu_is_compiled_for_and_not_refused(
