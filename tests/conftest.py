@@ -61,6 +61,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a process of the whole suite that it is one: it is given all its tests by name."""
     node.workerinput["whole_suite"] = _runs_whole_suite(node.config)
