@@ -5,19 +5,23 @@ import fcntl
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
 from workers.host.topology import usable_cores
+from workers.prefix_store import directory as prefix_directory
 
 # The duration of an example depends on the load of the machine, not on the code.
 settings.register_profile("baton", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,6 +65,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tell a process of the whole suite that it is one: it is given all its tests by name."""
     node.workerinput["whole_suite"] = _runs_whole_suite(node.config)
@@ -105,6 +110,25 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Con
     if (cache := getattr(pytestconfig, "cache", None)) is not None:
         (folder / "graphs").symlink_to(cache.mkdir("graphs"))
     return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _stores_on_full_disks() -> Iterator[None]:
+    """Let the stores of this process write to a file system that is nearly full, where those of servers end."""
+    with mock.patch.object(prefix_directory, "FREE_SHARE", 0.0):
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name a reason for failures that is none of the code."""
+    folder = tempfile.gettempdir()
+    usage, share = shutil.disk_usage(folder), prefix_directory.FREE_SHARE
+    if terminalreporter.stats.get("failed") and usage.free < share * usage.total:
+        terminalreporter.write_line(
+            f"less than {share:.0%} of the file system of {folder} is free: prefix stores of worker processes write "
+            "nothing, and their tests fail. Make room, or set TMPDIR to a folder elsewhere",
+            red=True,
+        )
 
 
 @pytest.fixture(autouse=True, scope="session")

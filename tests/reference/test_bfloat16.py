@@ -18,7 +18,7 @@ ROOM = 1.3
 """Rounding differs from order to order: transformers' own error may be exceeded by this factor."""
 
 
-FURTHER = {("iree", "llama"), ("mlx", "llama")}
+FURTHER = {("iree", "llama"), ("mlx", "llama"), ("iree", "granite")}
 PAIRS = [*product(BACKENDS, ("llama", "gemma", "granite")), ("iree", "qwen3_5_text")]
 PARAMS = [pytest.param(*each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]
 

@@ -203,13 +203,15 @@ FURTHER = {
         "olmo2-uneven",
         "mixtral-uneven",
         "granite-4-bit",
+        "granite-8-bit",
         "granite-uneven-8-bit",
+        "gpt_oss",
         "minicpm3-8-bit",
     )
 }
 LIKE_OTHERS = (
     *("gemma", "granite", "mimo", "mixtral", "olmo2", "olmo3", "qwen3_moe", "smollm3"),
-    *("gemma3_text-uneven", "phi3-uneven"),
+    *("gemma3_text", "gemma3_text-uneven", "phi3", "phi3-uneven"),
     *UNGATED,
 )
 """Cases whose operations other cases have. Their graphs are evaluated by JAX, and compiled every night."""

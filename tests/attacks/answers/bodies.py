@@ -1,6 +1,7 @@
-"""Bodies that take long to decode, to count or to pass on, by name."""
+"""Bodies that take long to decode, to count or to pass on, by name. Each is made when it is sent: most have 8 MiB."""
 
 import json
+from collections.abc import Callable
 
 from tests.attacks.answers.posts import CHAT, COMPLETIONS
 
@@ -24,49 +25,51 @@ _PROMPT = b'{"model":"scripted","max_tokens":1,"prompt":'
 _OPTION = b'{"model":"scripted","prompt":"x","lora":'
 _MESSAGES = b'{"model":"scripted","max_tokens":1,"messages":['
 
-BODIES: dict[str, tuple[str, bytes]] = {
-    "ids": (COMPLETIONS, filled(_PROMPT + b"[", b"1,", b"]}")),
-    "ids-of-six-digits": (COMPLETIONS, filled(_PROMPT + b"[", b"100000,", b"]}")),
-    "lists-of-ids": (COMPLETIONS, filled(_PROMPT + b"[", b"[1],", b"]}")),
-    "texts": (COMPLETIONS, filled(_PROMPT + b"[", b'"",', b"]}")),
-    "nested-arrays-in-an-option": (COMPLETIONS, filled(_OPTION + b"[", b"[],", b"]}")),
-    "objects-in-an-option": (COMPLETIONS, filled(_OPTION + b"[", b"{},", b"]}")),
-    "members-of-an-option": (COMPLETIONS, members(_OPTION + b"{", b"0", b"}}")),
-    "depth": (COMPLETIONS, _OPTION + b"[" * (SIZE // 2 - 100) + b"]" * (SIZE // 2 - 100) + b"}"),
-    "metadata": (COMPLETIONS, members(b'{"model":"scripted","prompt":"x","metadata":{', b'""', b"}}")),
-    "biases": (COMPLETIONS, members(b'{"model":"scripted","prompt":"x","logit_bias":{', b"0", b"}}")),
-    "stops": (COMPLETIONS, filled(b'{"model":"scripted","prompt":"x","stop":[', b'"a",', b"]}")),
-    "messages": (CHAT, filled(_MESSAGES, b'{"role":"user","content":"x"},', b"]}")),
+BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "ids": (COMPLETIONS, lambda: filled(_PROMPT + b"[", b"1,", b"]}")),
+    "ids-of-six-digits": (COMPLETIONS, lambda: filled(_PROMPT + b"[", b"100000,", b"]}")),
+    "lists-of-ids": (COMPLETIONS, lambda: filled(_PROMPT + b"[", b"[1],", b"]}")),
+    "texts": (COMPLETIONS, lambda: filled(_PROMPT + b"[", b'"",', b"]}")),
+    "nested-arrays-in-an-option": (COMPLETIONS, lambda: filled(_OPTION + b"[", b"[],", b"]}")),
+    "objects-in-an-option": (COMPLETIONS, lambda: filled(_OPTION + b"[", b"{},", b"]}")),
+    "members-of-an-option": (COMPLETIONS, lambda: members(_OPTION + b"{", b"0", b"}}")),
+    "depth": (COMPLETIONS, lambda: _OPTION + b"[" * (SIZE // 2 - 100) + b"]" * (SIZE // 2 - 100) + b"}"),
+    "metadata": (COMPLETIONS, lambda: members(b'{"model":"scripted","prompt":"x","metadata":{', b'""', b"}}")),
+    "biases": (COMPLETIONS, lambda: members(b'{"model":"scripted","prompt":"x","logit_bias":{', b"0", b"}}")),
+    "stops": (COMPLETIONS, lambda: filled(b'{"model":"scripted","prompt":"x","stop":[', b'"a",', b"]}")),
+    "messages": (CHAT, lambda: filled(_MESSAGES, b'{"role":"user","content":"x"},', b"]}")),
     "parts": (
         CHAT,
-        filled(_MESSAGES + b'{"role":"user","content":[', b'{"type":"text","text":""},', b"]}]}"),
+        lambda: filled(_MESSAGES + b'{"role":"user","content":[', b'{"type":"text","text":""},', b"]}]}"),
     ),
-    "names": (CHAT, filled(_MESSAGES + b'{"role":"user","content":"x","name":[', b"[],", b"]}]}")),
-    "text-with-commas": (COMPLETIONS, _PROMPT + b'"' + b"," * (4 * 1024 * 1024 + 1) + b'"}'),
-    "escapes": (COMPLETIONS, filled(_PROMPT + b'"', b"\\u00e9", b'"}')),
-    "quotes": (COMPLETIONS, filled(_PROMPT + b'"', b'\\"', b'"}')),
-    "space": (COMPLETIONS, b" " * SIZE),
-    "repeated-fields": (COMPLETIONS, filled(b"{", b'"model":"m",', b'"x":1}')),
-    "a-field-of-backticks": (COMPLETIONS, filled(b'{"', b"`", b'":1}')),
-    "a-role-like-a-message": (CHAT, filled(_MESSAGES + b'{"role":"', b" - at `$.", b'","content":"x"}]}')),
-    "ids-at-the-bound": (COMPLETIONS, _PROMPT + b"[" + b"1," * 500_000 + b"1]}"),
-    "arrays-at-the-bound": (COMPLETIONS, _OPTION + b"[" + b"[]," * 104_000 + b"1]}"),
+    "names": (CHAT, lambda: filled(_MESSAGES + b'{"role":"user","content":"x","name":[', b"[],", b"]}]}")),
+    "text-with-commas": (COMPLETIONS, lambda: _PROMPT + b'"' + b"," * (4 * 1024 * 1024 + 1) + b'"}'),
+    "escapes": (COMPLETIONS, lambda: filled(_PROMPT + b'"', b"\\u00e9", b'"}')),
+    "quotes": (COMPLETIONS, lambda: filled(_PROMPT + b'"', b'\\"', b'"}')),
+    "space": (COMPLETIONS, lambda: b" " * SIZE),
+    "repeated-fields": (COMPLETIONS, lambda: filled(b"{", b'"model":"m",', b'"x":1}')),
+    "a-field-of-backticks": (COMPLETIONS, lambda: filled(b'{"', b"`", b'":1}')),
+    "a-role-like-a-message": (CHAT, lambda: filled(_MESSAGES + b'{"role":"', b" - at `$.", b'","content":"x"}]}')),
+    "ids-at-the-bound": (COMPLETIONS, lambda: _PROMPT + b"[" + b"1," * 500_000 + b"1]}"),
+    "arrays-at-the-bound": (COMPLETIONS, lambda: _OPTION + b"[" + b"[]," * 104_000 + b"1]}"),
     "members-at-the-bound": (
         COMPLETIONS,
-        members(b'{"model":"scripted","prompt":"x","metadata":{', b'""', b"}}", size=12 * 104_000),
+        lambda: members(b'{"model":"scripted","prompt":"x","metadata":{', b'""', b"}}", size=12 * 104_000),
     ),
     "ids-times-64": (
         COMPLETIONS,
-        b'{"model":"scripted","n":64,"max_tokens":1,"prompt":[' + b"1," * 130_000 + b"1]}",
+        lambda: b'{"model":"scripted","n":64,"max_tokens":1,"prompt":[' + b"1," * 130_000 + b"1]}",
     ),
     "text-times-64": (
         COMPLETIONS,
-        json.dumps({"model": "scripted", "n": 64, "max_tokens": 1, "prompt": "x" * 261_000}).encode(),
+        lambda: json.dumps({"model": "scripted", "n": 64, "max_tokens": 1, "prompt": "x" * 261_000}).encode(),
     ),
     "messages-times-64": (
         CHAT,
-        b'{"model":"scripted","n":64,"max_tokens":1,"messages":['
-        + b",".join([b'{"role":"user","content":"x"}'] * 4096)
-        + b"]}",
+        lambda: (
+            b'{"model":"scripted","n":64,"max_tokens":1,"messages":['
+            + b",".join([b'{"role":"user","content":"x"}'] * 4096)
+            + b"]}"
+        ),
     ),
 }

@@ -12,7 +12,8 @@ from tests.attacks.server import AttackedServer
 
 @pytest.mark.parametrize("name", BODIES)
 def test_no_body_holds_the_event_loop(server: AttackedServer, name: str) -> None:
-    path, body = BODIES[name]
+    path, made = BODIES[name]
+    body = made()
     with Probing(server) as probing:
         statuses = set()
         for _ in range(3):

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi import checks
 from tests.attacks.server import HOST, AttackedServer
 
 ASKED = os.environ.get("BATON_FUZZ_EXAMPLES")
-EXAMPLES = int(ASKED or 2)
+EXAMPLES = int(ASKED or 1)
 GENERATING = 3
 """Times as many for the operations that generate."""
 MAX_TOKENS = 8

@@ -6,7 +6,6 @@ from typing import Any
 import anyio
 import openai
 import pytest
-from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -18,7 +17,6 @@ from protocol.events import Logprobs, TokenLogprob
 from protocol.request import ChatInput, Message, ToolCall
 from tests.gateway.responses.rendering import CALLS, answer, rendered, whole
 
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TOOLS: Any = [
     {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True},
     {"type": "function", "name": "time", "parameters": {"type": "object"}, "strict": False},
@@ -41,10 +39,13 @@ EXPECTED = (
 
 
 def assembled() -> Any:
-    """The response that the client's stream helper makes of our events."""
+    """The response that the client's stream helper makes of our events. Its import takes seconds."""
+    from openai.lib.streaming.responses._responses import ResponseStreamState
+
+    event_of: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
     state: ResponseStreamState[None] = ResponseStreamState(input_tools=TOOLS, text_format=openai.omit)
     for event in rendered(answer(), CALLS):
-        state.handle_event(EVENT.validate_json(event.partition(b"data: ")[2]))
+        state.handle_event(event_of.validate_json(event.partition(b"data: ")[2]))
     return state._completed_response
 
 

@@ -29,7 +29,7 @@ slow, exhaustive = pytest.mark.slow, pytest.mark.exhaustive
         pytest.param("mixtral-uneven", "bfloat16", marks=exhaustive),
         pytest.param("gemma3_text-uneven", "float32", marks=exhaustive),
         pytest.param("qwen3_moe-uneven", "float32", marks=exhaustive),
-        pytest.param("granite-uneven-8-bit", "bfloat16", marks=slow),
+        pytest.param("granite-uneven-8-bit", "bfloat16", marks=[slow, exhaustive]),
     ],
 )
 def test_logits_are_bitwise_identical(

@@ -202,8 +202,9 @@ WRITER = """
 import sys
 from pathlib import Path
 from tests.workers.prefix_store.test_directory import ROWS, SIZE, chain
-from workers.prefix_store.directory import StoreDirectory
-directory = StoreDirectory(Path(sys.argv[1]), 20 * SIZE, temporary=False)
+from workers.prefix_store import directory as directories
+directories.FREE_SHARE = 0.0  # as tests/conftest.py has it in the process of the tests
+directory = directories.StoreDirectory(Path(sys.argv[1]), 20 * SIZE, temporary=False)
 print("ready", flush=True)
 seed = int(sys.argv[2])
 while True:

@@ -4,12 +4,16 @@ It reads lines of JSON: first a `CompileStart`, then a `CompileRequest` for each
 for each request, in the order in which they are done. The process ends with its standard input.
 """
 
+import gc
 import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import BinaryIO
+
+if __name__ == "__main__":
+    gc.set_threshold(200_000)  # as workers/__main__.py does: what is imported and traced stays
 
 import msgspec
 from msgspec import Struct

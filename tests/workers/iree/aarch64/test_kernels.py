@@ -40,7 +40,12 @@ def products_of(cache_dir: Path, device: Device, target: CpuTarget, dtype: str, 
     return Products(cache_dir, device, dtype, arithmetic, dots, {name: FORMATS[name] for name in names})
 
 
-@pytest.fixture(params=list(CPUS), scope="module")
+BETWEEN = "neon-dotprod"
+"""It has a part of what neon-i8mm adds."""
+TARGETS = [pytest.param(each, marks=[pytest.mark.exhaustive] if each == BETWEEN else []) for each in CPUS]
+
+
+@pytest.fixture(params=TARGETS, scope="module")
 def target(request: pytest.FixtureRequest) -> CpuTarget:
     chosen: CpuTarget = request.param
     return chosen
