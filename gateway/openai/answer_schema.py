@@ -182,8 +182,8 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     """The numbers of an embedding; 0 if it makes none."""
     embedding_prompts: list[str]
     """The names of its prompts for texts that are embedded."""
-    rerank: bool
-    """It compares texts: by a classifier of pairs, or by embeddings."""
+    rerank: Literal["cross-encoder", "decoder", "embeddings"] | None
+    """By what it compares texts: it is a reranker of one of two kinds, or the cosine of its embeddings is taken."""
     generates: bool
     """It generates text. An encoder does not."""
 

@@ -1,6 +1,6 @@
 """`/v1/models`: OpenAI's list of models."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -10,6 +10,8 @@ from starlette.routing import Route
 from gateway.http.access.request_key import models_for, request_key
 from gateway.routing.router import Router
 from protocol.events import Capabilities
+
+RanksBy = Literal["cross-encoder", "decoder", "embeddings"]
 
 
 class Models:
@@ -86,9 +88,16 @@ def _capabilities(known: Capabilities | None) -> dict[str, Any] | None:
         "embeddings": known.vector_width > 0,
         "embedding_width": known.vector_width,
         "embedding_prompts": known.pooling_prompts,
-        "rerank": known.pairs or known.vector_width > 0,
+        "rerank": ranks_by(known),
         "generates": known.generates,
     }
+
+
+def ranks_by(known: Capabilities) -> RanksBy | None:
+    """Return what `/v1/rerank` and `/v1/score` compare texts by; None for a model that they refuse."""
+    if known.pairs and known.labels == 1:
+        return "decoder" if known.decoder_scores else "cross-encoder"
+    return "embeddings" if known.vector_width and not known.pairs else None
 
 
 def _architecture(known: Capabilities | None) -> dict[str, list[str]] | None:
