@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -25,7 +25,9 @@ _LONGEST_TYPO = 64
 _NEAR = 0.75
 """The least ratio of `difflib` between an unknown name and the one that is suggested."""
 _SAME = (
+    ("documents", "docs", "passages", "texts"),
     ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens", "n_predict", "num_predict"),
+    ("prompt", "input", "content", "texts"),
     ("repetition_penalty", "repeat_penalty"),
     ("response_format", "format"),
     ("stop", "stop_sequences"),
@@ -67,12 +69,13 @@ def _takes(hints: Hints, path: str) -> str | None:
     return hints.takes.get(end)
 
 
-def _structs(annotation: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs in a type: it itself, those of a union, and those of the items of a list."""
+def _structs(annotation: Any, *, items: bool = True) -> Iterator[type[msgspec.Struct]]:
+    """The structs in a type: it itself, those of a union, and those of the `items` of a list."""
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         yield annotation
-    for part in get_args(annotation):
-        yield from _structs(part)
+    if items or get_origin(annotation) not in (tuple, list, dict):
+        for part in get_args(annotation):
+            yield from _structs(part, items=items)
 
 
 def _suggestion(body: Any, path: str) -> str:
@@ -90,17 +93,19 @@ def _suggestion(body: Any, path: str) -> str:
     same = (each for group in _SAME if name in group for each in group if each in known)
     inside = (
         f"{own}.{name}"
-        for own, each in _sections(structs)
+        for own, each in _sections(structs, items=False)
         if any(name in inner.__struct_encode_fields__ for inner in each)
     )
     return next(same, "") or next(inside, "")
 
 
-def _sections(structs: Sequence[type[msgspec.Struct]]) -> Iterator[tuple[str, Sequence[type[msgspec.Struct]]]]:
-    """The fields that have fields of their own, each with its structs."""
+def _sections(
+    structs: Sequence[type[msgspec.Struct]], *, items: bool = True
+) -> Iterator[tuple[str, Sequence[type[msgspec.Struct]]]]:
+    """The fields of structs, each with the structs that it, or with `items` those of a list, may be."""
     for struct in structs:
         for each in msgspec.structs.fields(struct):
-            yield each.encode_name, list(_structs(each.type))
+            yield each.encode_name, list(_structs(each.type, items=items))
 
 
 def refusal(message: str, hints: Hints, body: Any = None) -> RequestError:

@@ -83,6 +83,12 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
         ("/health/", "did you mean /health?"),
+        ("/v1/v1/messages", "did you mean /v1/messages?"),
+        ("/openai/v1/rerank", "did you mean /v1/rerank?"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/completion", "did you mean /v1/completions?"),
+        (f"/{'x' * 51}/v1/messages", "did you mean /v1/messages?"),
+        (f"/{'x' * 52}/v1/messages", "not found"),
         ("/admin/keys/", "not found"),
         (
             "/v1/threads",

@@ -22,6 +22,7 @@ class Sample(Struct, forbid_unknown_fields=True):
 class Settings(Struct, forbid_unknown_fields=True):
     max_tokens: int = 0
     options: Sample | None = None
+    items: tuple[Part, ...] = ()
 
 
 DECODER = msgspec.json.Decoder(Sample)
@@ -80,6 +81,7 @@ def test_a_long_name_is_shortened() -> None:
         (b'{"maxTokens":1}', "`maxTokens` is not a parameter that Baton knows: did you mean `max_tokens`?"),
         (b'{"num_predict":1}', "`num_predict` is not a parameter that Baton knows: did you mean `max_tokens`?"),
         (b'{"count":1}', "`count` is not a parameter that Baton knows: did you mean `options.count`?"),
+        (b'{"kind":1}', "`kind` is not a parameter that Baton knows"),
         (b'{"tokens":1}', "`tokens` is not a parameter that Baton knows: did you mean `max_tokens`?"),
         (b'{"token":1}', "`token` is not a parameter that Baton knows"),
         (

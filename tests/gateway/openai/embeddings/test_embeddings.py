@@ -138,6 +138,8 @@ async def test_each_model_is_refused_what_it_cannot_do() -> None:
         response = await served.client.post(URL, json={"model": "tiny", "input": "a"})
         error = response.json()["error"]
         assert (error["param"], error["code"]) == ("input", "unsupported")
+        response = await served.client.post("/v1/chat/completions", json=chat)
+        assert response.json()["error"]["message"].endswith("no text: send texts to /v1/rerank or /v1/score")
         known = (await served.client.get("/v1/models/tiny")).json()["capabilities"]
         assert (known["embeddings"], known["rerank"]) == (False, "cross-encoder")
 
