@@ -68,7 +68,7 @@ def _meant(request: Request) -> list[str]:
     an extra slash, or misspelt."""
     path = request.scope["path"].rstrip("/")
     there = _paths(request)
-    close = [route for route in there if route in (path, f"/v1{path}") and route != request.scope["path"]]
+    close = [each for each in (path, f"/v1{path}") if each in there and each != request.scope["path"]][:1]
     if close or not path or len(path) > _LONGEST_TYPO:
         return close
     whole = [route for route in there if "{" not in route]

@@ -188,6 +188,31 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     """It generates text. An encoder does not."""
 
 
+class GenerationSettings(Struct, forbid_unknown_fields=True):
+    """Settings of a model that llama.cpp's clients read."""
+
+    n_ctx: int | None
+    """Tokens of one sequence; null before the first worker."""
+
+
+class Modalities(Struct, forbid_unknown_fields=True):
+    """Kinds of input beside text."""
+
+    vision: bool
+    audio: bool
+
+
+class ModelProperties(Struct, forbid_unknown_fields=True):
+    """A model as llama.cpp's server describes it at `/props`."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int | None
+    """Sequences that one worker computes at once; null before the first worker."""
+    model_alias: str
+    modalities: Modalities
+    build_info: str
+
+
 class ModelArchitecture(Struct, forbid_unknown_fields=True):
     """Kinds of input and output of a model."""
 
