@@ -18,6 +18,8 @@ COMPLETIONS = ("/v1/completions", "/api/generate")
 EMBEDDINGS = ("/v1/embeddings", "/api/embed")
 RERANK = ("/v1/rerank", "/v1/score")
 RanksBy = Literal["", "cross-encoder", "decoder", "embeddings"]
+CROSS_ENCODER: RanksBy = "cross-encoder"
+DECODER: RanksBy = "decoder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class ServedTasks:
             return cls(chat, True, config.hidden_size, rerank="embeddings")
         if isinstance(config, EncoderConfig):
             refuse_logit_score(path)
-            labels, classifier = config.labels, "cross-encoder"
+            labels, classifier = config.labels, CROSS_ENCODER
         else:
-            labels, classifier = stated_labels(path), "decoder"
+            labels, classifier = stated_labels(path), DECODER
         generates = not labels and isinstance(config, ModelConfig)
         stated = CheckpointPooling.of(path, "last" if generates else "mean")
         width = 0 if labels and not stated.stated else stated.width(config.hidden_size)
