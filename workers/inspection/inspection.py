@@ -61,7 +61,7 @@ class Inspection:
     """On the first backend that serves it."""
     vision: TowerView
     tasks: ServedTasks
-    """What the first backend that serves it serves it for."""
+    """Those of the first backend that serves it."""
 
     @property
     def served(self) -> bool:

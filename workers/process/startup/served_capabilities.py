@@ -1,4 +1,4 @@
-"""What a loaded model can do, as the gateway is told."""
+"""Features of a loaded model, as its worker states them to the gateway."""
 
 from protocol.events import Capabilities
 from workers.process.loading import Loaded
