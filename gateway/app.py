@@ -133,7 +133,7 @@ def create_app(
         _with(Route(STREAMS + "{id:path}", resume), ResumeEndpoint.METHODS),
         # OpenAI's last: routes of others may be for requests with their own headers alone.
         *(route for dialect in (*dialects, openai) for route in (*dialect.routes, *dialect.direct)),
-        Route("/health", status.health),
+        *(Route(path, status.health) for path in ("/health", "/ping", "/v1/health")),
         Route("/health/live", status.live),
         Route("/health/ready", status.ready),
         Route("/version", status.version),

@@ -79,6 +79,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     """The labels of the model's classifier, which gives each a score; 0 if it has none."""
     pairs: bool = False
     """The model compares texts: `PairInput` is accepted for scores."""
+    decoder_scores: bool = False
+    """Scores come from the last token of a decoder, otherwise from an encoder."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

@@ -6,7 +6,7 @@ mlx-lm's (affine groups along the input axis, packed low bits first into uint32,
 
 Weights are sampled so that greedy decoding does not fall into a loop: unit-gain linears, sharpened queries and keys and
 a small embedding, so that the residual stream is dominated by what the layers write. Norm weights and biases are never
-the identity, so that leaving one out shows. `tests/families.py` describes the families.
+the identity, so that leaving one out shows. `tests/families` describes the families.
 """
 
 import functools

@@ -131,7 +131,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
             *("output_formats", "faults", "scripted", "mlx", "iree", "prefix_store", "plugins", "backend_plugin"),
             *("vision", "pooling"),
         },
-        "inspection": {"errors", "precision", "checkpoints", "vision", "process"},
+        "inspection": {"errors", "precision", "checkpoints", "vision", "pooling", "process"},
         "local_model": {"load_options", "engine", "grammar", "text", "output_formats", "process"},
         "__main__": {"host", "load_options", "process"},
     },

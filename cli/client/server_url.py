@@ -99,8 +99,13 @@ def _trusted(certificate: str) -> ssl.SSLContext:
 
 def unanswered(url: str, error: Exception) -> CommandFailed:
     """Return the error of a command whose server cannot be reached."""
-    reason = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
-    return CommandFailed(f"no server answers at {url}: {reason}; `baton serve` starts one, and --url names another one")
+    reason = re.sub(r"\[Errno -?\d+\] ", "", str(error)).removesuffix(".") or type(error).__name__
+    hint = "`baton serve` starts one, and --url names another one"
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        hint = "SSL_CERT_FILE names a file of certificates to trust, such as the server's own"
+    elif isinstance(error, httpx.RemoteProtocolError) and url.startswith("http:"):
+        hint = "if it has a certificate, its URL begins with https:"
+    return CommandFailed(f"no server answers at {url}: {reason}; {hint}")
 
 
 def refused(status: int, message: str) -> CommandFailed:

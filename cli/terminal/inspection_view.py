@@ -8,6 +8,7 @@ from cli.terminal.byte_size import size
 from workers.inspection.description import Description
 from workers.inspection.inspection import BackendSupport, Inspection
 from workers.inspection.memory_figures import MemoryFigures
+from workers.inspection.served_tasks import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, ServedTasks
 from workers.inspection.tensor_map import StoredTensor, TensorMap
 from workers.inspection.tower_view import TowerView
 
@@ -17,6 +18,8 @@ STYLES = {"batched": "[green]served[/], in batches", "alone": "[yellow]served[/]
 def show_inspection(found: Inspection, console: Console, *, tensors: bool) -> None:
     """Print what is known of a checkpoint; with `tensors` each of them, and otherwise a summary."""
     console.print(_description(found.path, found.description, found.vision))
+    if found.served:
+        console.print(_tasks(found.tasks, images=not found.vision.problem))
     console.print(_backends(found.backends))
     for each in found.backends:
         if each.problem:
@@ -55,6 +58,25 @@ def _description(path: str, found: Description, vision: TowerView) -> Table:
     for name, text in rows:
         if text:
             table.add_row(name, escape(text))
+    return table
+
+
+def _tasks(found: ServedTasks, *, images: bool) -> Table:
+    table = Table("task", "endpoints", title="Served for", title_justify="left", show_header=False)
+    chats = f"chats, with {'text and images' if images else 'text'}"
+    kind = {"embeddings": "ranks and scores by the cosine of embeddings"}
+    reranks = kind.get(found.rerank, f"ranks and scores of pairs of texts, by a {found.rerank}")
+    rows = (
+        (found.chat, chats, CHAT),
+        (found.completions, "completions", COMPLETIONS),
+        (found.embedding_width, f"embeddings of {found.embedding_width} numbers", EMBEDDINGS),
+        (found.rerank, reranks, RERANK),
+    )
+    for serves, task, endpoints in rows:
+        if serves:
+            table.add_row(task, ", ".join(endpoints))
+    if not found.endpoints:
+        table.add_row("nothing", f"no endpoint serves a classifier with {found.labels} labels")
     return table
 
 

@@ -1,6 +1,7 @@
 """Responses to exceptions of Starlette's routes."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +14,10 @@ from gateway.http.conventions import ConventionsByPath
 from gateway.http.request_record import record_of
 from protocol.errors import ErrorCode
 
+_LONGEST_TYPO = 64
+"""Characters of a path to which a near one is searched."""
+_NEAR = 0.8
+"""The least ratio of `difflib` between a path and the one that is suggested."""
 _UNROUTED = {404: RefusalCode.NOT_FOUND, 405: RefusalCode.METHOD_NOT_ALLOWED}
 
 
@@ -59,11 +64,18 @@ class ErrorHandlers:
 
 
 def _meant(request: Request) -> list[str]:
-    """The routes that a path without its beginning or end, or with an extra slash, was probably meant for."""
+    """The routes that a path was probably meant for: one without its beginning or end, with something before it, with
+    an extra slash, or misspelt."""
     path = request.scope["path"].rstrip("/")
     there = _paths(request)
-    close = [route for route in there if route in (path, f"/v1{path}") and route != request.scope["path"]]
-    return close or [route for route in there if path and route.startswith(f"{path}/") and "{" not in route]
+    close = [each for each in (path, f"/v1{path}") if each in there and each != request.scope["path"]][:1]
+    if close or not path or len(path) > _LONGEST_TYPO:
+        return close
+    whole = [route for route in there if "{" not in route]
+    inside = [route for route in whole if route.startswith(f"{path}/")]
+    # The longest, so that /v1/v1/rerank is not /rerank.
+    end = max((route for route in whole if route.count("/") > 1 and path.endswith(route)), key=len, default=None)
+    return inside or ([end] if end else get_close_matches(path, whole, 1, _NEAR))
 
 
 def _paths(request: Request) -> list[str]:

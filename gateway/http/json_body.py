@@ -1,9 +1,10 @@
 """Decodes JSON bodies into typed structs. A refusal names the field, in words that help the sender."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from difflib import get_close_matches
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -19,6 +20,19 @@ _INDEX = re.compile(r"\[[0-9.]*\]")
 _NOT_IN_ENUM = ("Invalid enum value ", "Invalid value ")
 _MOST_CHARACTERS = 2000
 """The part of a message that is searched. msgspec's have the whole unknown name or value, which can be megabytes."""
+_LONGEST_TYPO = 64
+"""Characters of a name to which a near one is searched."""
+_NEAR = 0.75
+"""The least ratio of `difflib` between an unknown name and the one that is suggested."""
+_SAME = (
+    ("documents", "docs", "passages", "texts"),
+    ("max_tokens", "max_output_tokens", "max_completion_tokens", "max_new_tokens", "n_predict", "num_predict"),
+    ("prompt", "input", "content", "texts"),
+    ("repetition_penalty", "repeat_penalty"),
+    ("response_format", "format"),
+    ("stop", "stop_sequences"),
+)
+"""Fields of the same meaning in several APIs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +53,7 @@ def decode_body(decoder: "msgspec.json.Decoder[Body]", raw: bytes, hints: Hints 
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise refusal(str(error), hints) from error
+        raise refusal(str(error), hints, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         text = f"the body is not valid JSON: {str(error)[:200]}"
         raise RequestError(RefusalCode.INVALID_JSON, text) from error
@@ -55,8 +69,47 @@ def _takes(hints: Hints, path: str) -> str | None:
     return hints.takes.get(end)
 
 
-def refusal(message: str, hints: Hints) -> RequestError:
-    """The error for a body about which msgspec said `message`."""
+def _structs(annotation: Any, *, items: bool = True) -> Iterator[type[msgspec.Struct]]:
+    """The structs in a type: it itself, those of a union, and those of the `items` of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        yield annotation
+    if items or get_origin(annotation) not in (tuple, list, dict):
+        for part in get_args(annotation):
+            yield from _structs(part, items=items)
+
+
+def _suggestion(body: Any, path: str) -> str:
+    """The field of a body of type `body` that an unknown one at `path` may have been meant for: one of a similar name,
+    of the same meaning in another API, or of the same name in a section. Empty for none."""
+    *sections, name = _INDEX.sub("", path).split(".")
+    if len(name) > _LONGEST_TYPO:
+        return ""
+    structs = list(_structs(body))
+    for section in sections:
+        structs = [inner for own, each in _sections(structs) if own == section for inner in each]
+    known = {each for struct in structs for each in struct.__struct_encode_fields__}
+    if near := get_close_matches(name.lower(), sorted(known), 1, _NEAR):
+        return near[0]
+    same = (each for group in _SAME if name in group for each in group if each in known)
+    inside = (
+        f"{own}.{name}"
+        for own, each in _sections(structs, items=False)
+        if any(name in inner.__struct_encode_fields__ for inner in each)
+    )
+    return next(same, "") or next(inside, "")
+
+
+def _sections(
+    structs: Sequence[type[msgspec.Struct]], *, items: bool = True
+) -> Iterator[tuple[str, Sequence[type[msgspec.Struct]]]]:
+    """The fields of structs, each with the structs that it, or with `items` those of a list, may be."""
+    for struct in structs:
+        for each in msgspec.structs.fields(struct):
+            yield each.encode_name, list(_structs(each.type, items=items))
+
+
+def refusal(message: str, hints: Hints, body: Any = None) -> RequestError:
+    """The error for a body of type `body` about which msgspec said `message`."""
     if len(message) > _MOST_CHARACTERS:
         half = _MOST_CHARACTERS // 2
         message = message[:half] + message[-half:]
@@ -68,6 +121,8 @@ def refusal(message: str, hints: Hints) -> RequestError:
     where = f"`{path[:100]}`"
     if message.startswith("Object contains unknown"):
         hint = f" here: it belongs to {hints.elsewhere[path]}" if path in hints.elsewhere else ""
+        if not hint and (near := _suggestion(body, path)):
+            hint = f": did you mean `{near}`?"
         return invalid(path[:100], f"{where} is not a parameter that Baton knows{hint}", RefusalCode.UNKNOWN_PARAMETER)
     if message.startswith("Object missing required"):
         return invalid(path[:100], f"{where} is required")

@@ -182,10 +182,35 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     """The numbers of an embedding; 0 if it makes none."""
     embedding_prompts: list[str]
     """The names of its prompts for texts that are embedded."""
-    rerank: bool
-    """It compares texts: by a classifier of pairs, or by embeddings."""
+    rerank: Literal["cross-encoder", "decoder", "embeddings"] | None
+    """By what it compares texts: it is a reranker of one of two kinds, or the cosine of its embeddings is taken."""
     generates: bool
     """It generates text. An encoder does not."""
+
+
+class GenerationSettings(Struct, forbid_unknown_fields=True):
+    """Settings of a model that llama.cpp's clients read."""
+
+    n_ctx: int | None
+    """Tokens of one sequence; null before the first worker."""
+
+
+class Modalities(Struct, forbid_unknown_fields=True):
+    """Kinds of input beside text."""
+
+    vision: bool
+    audio: bool
+
+
+class ModelProperties(Struct, forbid_unknown_fields=True):
+    """A model as llama.cpp's server describes it at `/props`."""
+
+    default_generation_settings: GenerationSettings
+    total_slots: int | None
+    """Sequences that one worker computes at once; null before the first worker."""
+    model_alias: str
+    modalities: Modalities
+    build_info: str
 
 
 class ModelArchitecture(Struct, forbid_unknown_fields=True):

@@ -1,15 +1,18 @@
 """`/v1/models`: OpenAI's list of models."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from baton_serve import __version__
 from gateway.http.access.request_key import models_for, request_key
 from gateway.routing.router import Router
 from protocol.events import Capabilities
+
+RanksBy = Literal["cross-encoder", "decoder", "embeddings"]
 
 
 class Models:
@@ -22,7 +25,11 @@ class Models:
 
     def routes(self) -> list[Route]:
         """The routes of the list and of one model."""
-        return [Route("/v1/models", self.models), Route("/v1/models/{id:path}", self.model)]
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{id:path}", self.model),
+            Route("/props", self.properties),
+        ]
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`: those that the client's key may use."""
@@ -35,6 +42,25 @@ class Models:
         if name not in visible:
             raise self._router.no_model(name, field="id", among=visible)
         return _json(self._model(name))
+
+    async def properties(self, request: Request) -> Response:
+        """`GET /props`: what clients of llama.cpp's server read of a model, `?model=` or the first. Raises
+        `RequestError` for an unknown one."""
+        visible = self._visible(request)
+        given = request.query_params.get("model") or next(iter(visible), "")
+        name = given if given in visible else self._router.canonical(given)
+        if name not in visible:
+            raise self._router.no_model(name, among=visible)
+        described, known = self._router.describe(name), self._router.capabilities(name)
+        return _json(
+            {
+                "default_generation_settings": {"n_ctx": described.context},
+                "total_slots": described.slots,
+                "model_alias": name,
+                "modalities": {"vision": known is not None and known.images, "audio": False},
+                "build_info": f"baton {__version__}",
+            }
+        )
 
     def _visible(self, request: Request) -> list[str]:
         """The models that the client's key may use, each followed by its adapters."""
@@ -86,9 +112,16 @@ def _capabilities(known: Capabilities | None) -> dict[str, Any] | None:
         "embeddings": known.vector_width > 0,
         "embedding_width": known.vector_width,
         "embedding_prompts": known.pooling_prompts,
-        "rerank": known.pairs or known.vector_width > 0,
+        "rerank": ranks_by(known),
         "generates": known.generates,
     }
+
+
+def ranks_by(known: Capabilities) -> RanksBy | None:
+    """Return what `/v1/rerank` and `/v1/score` compare texts by; None for a model that they refuse."""
+    if known.pairs and known.labels == 1:
+        return "decoder" if known.decoder_scores else "cross-encoder"
+    return "embeddings" if known.vector_width and not known.pairs else None
 
 
 def _architecture(known: Capabilities | None) -> dict[str, list[str]] | None:

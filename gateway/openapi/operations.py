@@ -28,7 +28,7 @@ from gateway.ollama.embeddings import (
     OllamaEmbeddingsBody,
 )
 from gateway.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
-from gateway.openai.answer_schema import ChatCompletion, Completion, ErrorAnswer, Model, ModelList
+from gateway.openai.answer_schema import ChatCompletion, Completion, ErrorAnswer, Model, ModelList, ModelProperties
 from gateway.openai.embeddings.schema import EmbeddingList, EmbeddingsBody
 from gateway.openai.prompt_queries import (
     ApplyTemplateBody,
@@ -154,6 +154,9 @@ def _pooled(summary: str, body: Any, answer: Any) -> ApiOperation:
     return ApiOperation(summary=summary, body=body, answers={200: {JSON: answer}}, errors=_COMPUTING)
 
 
+_HEALTH = ApiOperation(
+    summary="Probe whether a model can be used", answers={200: {JSON: Health}, 503: {JSON: Health}}, open=True
+)
 _RERANK = _pooled("Rank documents by their scores for a query", RerankBody, RerankAnswerObject)
 _SCORE = _pooled(
     "Compute the log-likelihoods of texts, or the scores of pairs of texts", ScoreBody, (ScoreList, ComparisonList)
@@ -274,8 +277,12 @@ OPERATIONS: Operations = {
         "Describe a model, in the format of Ollama's API", OllamaShow, OllamaShowBody, (RefusalCode.MODEL_NOT_FOUND,)
     ),
     ("GET", "/api/version"): _of_ollama("Read the version of Ollama's API", OllamaVersion),
-    ("GET", "/health"): ApiOperation(
-        summary="Probe whether a model can be used", answers={200: {JSON: Health}, 503: {JSON: Health}}, open=True
+    **dict.fromkeys((("GET", "/health"), ("GET", "/ping"), ("GET", "/v1/health")), _HEALTH),
+    ("GET", "/props"): ApiOperation(
+        summary="Describe a model, in the format of llama.cpp's server",
+        answers={200: {JSON: ModelProperties}},
+        errors=(RefusalCode.MODEL_NOT_FOUND,),
+        parameters=(_in_query("model", "Its name; by default the first.", type="string"),),
     ),
     ("GET", "/version"): _read("Read the version", Version),
     ("GET", "/health/live"): ApiOperation(summary="Probe the event loop", answers={200: {JSON: Live}}, open=True),

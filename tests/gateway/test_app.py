@@ -8,6 +8,7 @@ import pytest
 
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import LastFailure, WorkerState
+from baton_serve import __version__
 from gateway.routing.circuit_breaker import TRIP_AFTER
 from protocol.events import Gauges
 from tests.gateway.harness.fakes import FakeWorker
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.anyio
 ROUTES = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tiny"),
+    ("GET", "/props"),
     ("GET", "/metrics"),
     ("GET", "/admin/workers"),
     ("GET", "/admin/live"),
@@ -45,6 +47,20 @@ async def test_models_are_listed_and_found() -> None:
         missing = await served.client.get("/v1/models/other")
         assert missing.status_code == 404
         assert missing.json()["error"]["code"] == "model_not_found"
+
+
+async def test_the_properties_of_a_model_are_those_that_clients_of_llama_cpp_read() -> None:
+    async with serving() as served:
+        first, named, missing = [await served.client.get(f"/props{query}") for query in ("", "?model=tiny", "?model=x")]
+    assert first.json() == named.json()
+    assert first.json() == {
+        "default_generation_settings": {"n_ctx": 128},
+        "total_slots": 4,
+        "model_alias": "tiny",
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"baton {__version__}",
+    }
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -83,11 +99,17 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/chat/completions", "did you mean /v1/chat/completions?"),
         ("/v1/chat/completions/", "did you mean /v1/chat/completions?"),
         ("/health/", "did you mean /health?"),
+        ("/v1/v1/messages", "did you mean /v1/messages?"),
+        ("/openai/v1/rerank", "did you mean /v1/rerank?"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/completion", "did you mean /v1/completions?"),
+        (f"/{'x' * 51}/v1/messages", "did you mean /v1/messages?"),
+        (f"/{'x' * 52}/v1/messages", "not found"),
         ("/admin/keys/", "not found"),
         (
             "/v1/threads",
             "; this server has /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/score, /v1/rerank, "
-            "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/models",
+            "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/models, /v1/health",
         ),
         ("/admin", "not found"),
     ],
@@ -200,7 +222,7 @@ async def test_the_key_opens_and_health_needs_none() -> None:
     async with serving(api_key="secret") as served:
         for headers in ({"authorization": "Bearer secret"}, {"authorization": f"Basic {basic}"}):
             assert (await served.client.get("/v1/models", headers=headers)).status_code == 200
-        for path in ("/health", "/health/live", "/health/ready"):
+        for path in ("/health", "/health/live", "/health/ready", "/ping", "/v1/health"):
             assert (await served.client.get(path)).status_code == 200
         for path in ("/health/", "/version", "/health/../v1/models", "/health/live/", "//v1/models"):
             assert (await served.client.get(path)).status_code == 401

@@ -281,6 +281,7 @@ EVENTS: dict[str, Event] = {
     "ready_formats": Ready(Capabilities(chat=True, logprobs=True, tools=True, reasoning=True)),
     "ready_mtp": Ready(Capabilities(chat=True, mtp=True)),
     "ready_images": Ready(Capabilities(chat=True, images=True)),
+    "ready_decoder_scores": Ready(Capabilities(generates=False, labels=1, pairs=True, decoder_scores=True)),
     "ready_pooling": Ready(
         Capabilities(generates=False, vector_width=1024, pooling_prompts=("document", "query"), labels=1, pairs=True)
     ),

@@ -16,7 +16,7 @@ from tests.protocol import vocabulary
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "protocol.md").read_text()
-SERVICE = ROOT / "workers" / "process" / "service.py"
+CAPABILITIES = ROOT / "workers" / "process" / "startup" / "served_capabilities.py"
 SECTIONS = {
     title.strip(): body
     for title, body in re.findall(r"^###? ([^\n]+)\n(.*?)(?=^###? |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -66,7 +66,7 @@ def test_a_capability_is_set_by_workers_or_reserved() -> None:
     defaults = {field.name: field.default for field in vocabulary.fields(Capabilities)}
     calls = [
         node
-        for node in ast.walk(ast.parse(SERVICE.read_text()))
+        for node in ast.walk(ast.parse(CAPABILITIES.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Capabilities"
     ]
     assert calls, "a worker states what it can do"

@@ -200,7 +200,7 @@ def check_pooled(request: EngineRequest, hidden_width: int, *, bidirectional: bo
     arguments as in `RunnerCapabilities`."""
     if request.pooled is None:
         if bidirectional:
-            text = "the model is an encoder, which generates no text: ask for embeddings or scores"
+            text = "the model is an encoder and generates no text: ask for embeddings or scores"
             raise RequestRefused(ErrorCode.UNSUPPORTED, text, "prompt")
         return
     if not hidden_width:

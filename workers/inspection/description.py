@@ -18,6 +18,7 @@ from workers.checkpoints.gguf.find import gguf_path
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.json_files import MAX_TABLE_BYTES
 from workers.checkpoints.lone_config import HEADS, KV_HEADS, LAYERS, POSITIONS, LoneConfig, first_number
+from workers.inspection.served_tasks import has_chat_template
 
 NAMES: Mapping[str, str] = {
     "attention": "attention",
@@ -62,7 +63,7 @@ class Description:
         architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
         text: dict[str, Any] = {
             "tokenizer": _tokenizer(path),
-            "chat_template": _has_template(path),
+            "chat_template": has_chat_template(path),
             "format": _format(path),
         }
         if isinstance(config, EncoderConfig):
@@ -173,12 +174,3 @@ def _tokenizer(path: Path) -> str:
     model = read.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     return kind if isinstance(kind, str) else "of an unknown kind"
-
-
-def _has_template(path: Path) -> bool:
-    file = gguf_path(path)
-    if file is not None:
-        return "tokenizer.chat_template" in GgufFile.open(file).metadata
-    if (path / "chat_template.jinja").is_file():
-        return True
-    return bool((find_document(path, "tokenizer_config.json") or {}).get("chat_template"))

@@ -15,6 +15,7 @@ from workers.errors import LoadRefused
 from workers.inspection.description import Description
 from workers.inspection.memory_figures import MemoryFigures
 from workers.inspection.servable import Servable
+from workers.inspection.served_tasks import ServedTasks
 from workers.inspection.tensor_map import TensorMap
 from workers.inspection.tower_view import TowerView, map_tower
 from workers.process.backends import served_config
@@ -59,6 +60,8 @@ class Inspection:
     memory: MemoryFigures | None
     """On the first backend that serves it."""
     vision: TowerView
+    tasks: ServedTasks
+    """Those of the first backend that serves it."""
 
     @property
     def served(self) -> bool:
@@ -87,7 +90,10 @@ class Inspection:
         if supports[served].mode != "refused" and config is not None:
             memory = MemoryFigures.of(specs[served], supports[served].backend, config)
         description, vision = Description.of(path, fields, config), TowerView.of(path, spec.mmproj)
-        return cls(str(path), description, tuple(supports), mapped, memory, vision)
+        tasks = ServedTasks()
+        if supports[served].mode != "refused" and config is not None:
+            tasks = ServedTasks.of(path, config)
+        return cls(str(path), description, tuple(supports), mapped, memory, vision, tasks)
 
 
 def _support(spec: WorkerSpec) -> BackendSupport:

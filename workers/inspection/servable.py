@@ -7,6 +7,7 @@ from workers.checkpoints.documents import has_tokenizer
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.lone_config import LoneConfig
 from workers.errors import LoadRefused
+from workers.inspection.served_tasks import ServedTasks
 from workers.process.backends import check_readable, choose_backend, open_checkpoint, options_of
 from workers.process.spec import WorkerSpec
 
@@ -36,6 +37,7 @@ class Servable:
             backend = choose_backend(spec)
             path, config = open_checkpoint(spec)
             check_readable(backend, path, config)
+            ServedTasks.of(path, config)  # for a pooling that is not supported
             options = options_of(spec, backend, config)
         except LoadRefused as error:
             return cls(problem=str(error), field=error.field if isinstance(error, CheckpointError) else "")

@@ -130,6 +130,16 @@ def _classifies(path: Path) -> bool:
     return isinstance(names, list) and any(str(name).endswith(CLASSIFIER) for name in names)
 
 
+def refuse_logit_score(path: Path) -> None:
+    """Raise `CheckpointError` for an encoder with the module that scores by the logits of a model that generates."""
+    file = path / "modules.json"
+    if file.exists() and LOGIT_SCORE in dict(modules_of(file)):
+        text = (
+            f"{LOGIT_SCORE} is not supported for an encoder, which has no logits, only classes that end in {CLASSIFIER}"
+        )
+        raise CheckpointError(file, "type", text)
+
+
 def modules_of(file: Path) -> list[tuple[str, str]]:
     """Read modules.json: the class, without its package, and the folder of each module. Raises `CheckpointError`."""
     try:

@@ -16,6 +16,7 @@ from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.encoders.reading import is_encoder, read_encoder
 from workers.checkpoints.encoders.tensors import prefix_of
 from workers.checkpoints.weights import Weights
+from workers.pooling.checkpoint_pooling import refuse_logit_score
 
 Rows = NDArray[np.float32]
 ScoreActivation = Literal["sigmoid", "identity"]
@@ -53,9 +54,11 @@ class Classifier:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "Classifier | None":
-        """Read the head of a checkpoint; None for one without a sequence classifier. Raises `CheckpointError`."""
+        """Read the head of a checkpoint; None for one without a sequence classifier. Raises `CheckpointError`, also for
+        an encoder that states to score by logits."""
         if not is_encoder(checkpoint):
             return None
+        refuse_logit_score(checkpoint)
         config = read_encoder(checkpoint)
         if not config.labels:
             return None

@@ -62,8 +62,7 @@ def last_token_classifier(path: Path, tokenizer: Tokenizer | None) -> LastTokenC
     if path.is_file():  # GGUF files state none
         return None
     fields = read_fields(path)
-    names = fields.get("architectures")
-    if isinstance(names, list) and len(names) == 1 and str(names[0]).endswith(CLASSIFIER):
+    if _is_classifier(fields):
         return _sequence_classifier(path, fields, tokenizer)
     tokens = _logit_tokens(path, fields, tokenizer)
     if tokens is None:
@@ -84,11 +83,33 @@ def last_token_classifier(path: Path, tokenizer: Tokenizer | None) -> LastTokenC
     )
 
 
+def stated_labels(path: Path) -> int:
+    """Return the number of scores that the files of a decoder state, without its weights; 0 for one that scores
+    nothing. Raises `CheckpointError`."""
+    if path.is_file():
+        return 0
+    fields = read_fields(path)
+    if _is_classifier(fields):
+        return _label_count(fields)
+    file = path / "modules.json"
+    by_logits = file.exists() and LOGIT_SCORE in dict(modules_of(file))
+    return int(by_logits or fields.get(TOKENS) is not None)
+
+
+def _is_classifier(fields: Fields) -> bool:
+    names = fields.get("architectures")
+    return isinstance(names, list) and len(names) == 1 and str(names[0]).endswith(CLASSIFIER)
+
+
+def _label_count(fields: Fields) -> int:
+    labels: int = fields.integer("num_labels", 2, MAX_PARTS)
+    stated = fields.get("id2label")
+    return len(stated) if isinstance(stated, dict) else labels
+
+
 def _sequence_classifier(path: Path, fields: Fields, tokenizer: Tokenizer | None) -> LastTokenClassifier:
     config, weights = ModelConfig.from_dir(path), open_weights(path)
-    labels = fields.integer("num_labels", 2, MAX_PARTS)
-    if isinstance(stated := fields.get("id2label"), dict):
-        labels = len(stated)
+    labels = _label_count(fields)
     rows = weights.take(f"{SCORE}weight", (labels, config.hidden_size)).astype(np.float32)
     template = _template(path, fields, tokenizer)
     return LastTokenClassifier(rows, _activation(path, fields, labels), template=template)

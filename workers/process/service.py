@@ -34,7 +34,6 @@ from protocol.events import (
     HEARTBEAT_S,
     AdapterChanged,
     Bye,
-    Capabilities,
     Event,
     Failed,
     Gauges,
@@ -55,6 +54,7 @@ from workers.process.outbox import Outbox
 from workers.process.prompts.prompt_query import failed_query
 from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import Described, describe, hello
+from workers.process.startup.served_capabilities import served_capabilities
 
 WELCOME_S = 30.0
 """Time for the gateway to answer `Hello`."""
@@ -158,30 +158,11 @@ class WorkerService:
             on_expired=self._expire,
         )
         self._loaded.set()
-        tokenizer = loaded.tokenizer
-        capabilities = Capabilities(
-            chat=loaded.pooling.generates and tokenizer is not None and tokenizer.chat is not None,
-            text=tokenizer is not None,
-            prompt_logprobs=True,
-            logprobs=True,
-            grammar=loaded.grammars is not None,
-            tools=tokenizer is not None and loaded.formats.tools is not None,
-            reasoning=tokenizer is not None and loaded.formats.reasoning is not None,
-            infill=tokenizer is not None and tokenizer.infill is not None,
-            embedding_width=loaded.engine.capabilities.embedding_width if self._spec.embeddings else 0,
-            mtp=loaded.mtp,
-            images=loaded.images is not None,
-            generates=loaded.pooling.generates,
-            vector_width=loaded.pooling.width,
-            pooling_prompts=tuple(sorted(loaded.pooling.prompts)),
-            labels=loaded.pooling.labels,
-            pairs=loaded.pooling.pairs,
-        )
         load_ms = round((self._loop.time() - self._load_began) * 1000)
         device = clip(loaded.engine.capabilities.device, MAX_NAME)
         step_ms = min(math.ceil(loaded.step_s * 1000), MAX_MILLISECONDS)
         ready = Ready(
-            capabilities,
+            served_capabilities(loaded, embeddings=self._spec.embeddings),
             load_ms,
             device,
             step_ms,

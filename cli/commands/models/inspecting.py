@@ -40,6 +40,7 @@ def inspect_model(settings: Settings, console: Console, *, tensors: bool, as_jso
 def _object(found: Inspection, *, tensors: bool) -> dict[str, object]:
     """The fields of the JSON object; each tensor is in it with `tensors` only."""
     made: dict[str, object] = {"served": found.served, **msgspec.to_builtins(found, str_keys=True)}
+    made["tasks"] = {**msgspec.to_builtins(found.tasks), "endpoints": found.tasks.endpoints}
     if found.tensors is not None:
         groups = [{"to": to, "dtype": dtype, "count": count} for to, dtype, count in found.tensors.groups()]
         summary: dict[str, object] = {"counts": found.tensors.counts(), "groups": groups}

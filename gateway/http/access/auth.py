@@ -22,7 +22,7 @@ from gateway.keys.api_keys import ApiKey, ApiKeys
 from gateway.keys.record import DEFAULT_NAME
 from gateway.settings import GatewaySettings
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v1/health"})
 """The only paths that need no API key and are answered under any host name: they reveal whether models can be used, and
 `/health/ready` also the names of the models and of workers that were given up."""
 PAGE, PAGE_FILES = "/", "/page/"

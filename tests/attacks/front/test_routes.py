@@ -8,7 +8,7 @@ from pathlib import Path
 from baton_serve import __version__
 from tests.attacks.server import HOST, AttackedServer, attacked_server
 
-OPEN = ("/health", "/health/live", "/health/ready")
+OPEN = ("/health", "/health/live", "/health/ready", "/ping", "/v1/health")
 PAGE = ("/", "/page/main.js", "/page/style.css", "/page/x")
 """The page is the same on every server, and asks for a key itself."""
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
-from cli.client.server_url import base_url, refused, server_client, server_url, url_of
+from cli.client.server_url import base_url, refused, server_client, server_url, unanswered, url_of
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
 
@@ -25,6 +26,23 @@ from cli.config.settings import Settings
 )
 def test_urls_are_completed_and_normalized(given: str, url: str) -> None:
     assert server_url(given) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "text"),
+    [
+        ("http://h", httpx.ConnectError("[Errno 111] Connection refused"), "Connection refused; `baton serve` starts"),
+        ("https://h", httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] x"), "x; SSL_CERT_FILE names a file"),
+        (
+            "http://h",
+            httpx.RemoteProtocolError("Server disconnected."),
+            "disconnected; if it has a certificate",
+        ),
+        ("https://h", httpx.RemoteProtocolError("Server disconnected."), "disconnected; `baton serve` starts one"),
+    ],
+)
+def test_a_server_that_does_not_answer(url: str, error: Exception, text: str) -> None:
+    assert text in str(unanswered(url, error))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,12 @@ class Sample(Struct, forbid_unknown_fields=True):
     parts: tuple[Part, ...] = ()
 
 
+class Settings(Struct, forbid_unknown_fields=True):
+    max_tokens: int = 0
+    options: Sample | None = None
+    items: tuple[Part, ...] = ()
+
+
 DECODER = msgspec.json.Decoder(Sample)
 HINTS = Hints(takes={"kind": "text, and nothing else"}, elsewhere={"prompt": "/v1/other"})
 
@@ -66,3 +72,33 @@ def test_a_long_name_is_shortened() -> None:
     with pytest.raises(RequestError) as caught:
         decode_body(DECODER, b'{"count":1,"parts":[{"kind":"text","%s":1}]}' % (b"`" * 100_000))
     assert caught.value.field == "parts[0]." + "`" * 91
+
+
+@pytest.mark.parametrize(
+    ("raw", "hint"),
+    [
+        (b'{"max_token":1}', "`max_token` is not a parameter that Baton knows: did you mean `max_tokens`?"),
+        (b'{"maxTokens":1}', "`maxTokens` is not a parameter that Baton knows: did you mean `max_tokens`?"),
+        (b'{"num_predict":1}', "`num_predict` is not a parameter that Baton knows: did you mean `max_tokens`?"),
+        (b'{"count":1}', "`count` is not a parameter that Baton knows: did you mean `options.count`?"),
+        (b'{"kind":1}', "`kind` is not a parameter that Baton knows"),
+        (b'{"tokens":1}', "`tokens` is not a parameter that Baton knows: did you mean `max_tokens`?"),
+        (b'{"token":1}', "`token` is not a parameter that Baton knows"),
+        (
+            b'{"options":{"count":1,"parts":[{"kinds":1}]}}',
+            "`options.parts[0].kinds` is not a parameter that Baton knows: did you mean `kind`?",
+        ),
+    ],
+)
+def test_an_unknown_field_gets_the_name_of_one_that_was_meant(raw: bytes, hint: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        decode_body(msgspec.json.Decoder(Settings), raw)
+    assert caught.value.text == hint
+
+
+def test_a_near_name_is_searched_for_names_of_64_characters() -> None:
+    long = msgspec.defstruct("Long", [("a" * 64, int)], forbid_unknown_fields=True)
+    for name, hint in (("a" * 63 + "b", f": did you mean `{'a' * 64}`?"), ("a" * 65, "")):
+        with pytest.raises(RequestError) as caught:
+            decode_body(msgspec.json.Decoder(long), f'{{"{name}":1}}'.encode())
+        assert caught.value.text == f"`{name}` is not a parameter that Baton knows{hint}"

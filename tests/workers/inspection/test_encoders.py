@@ -1,5 +1,6 @@
 """Encoders before they are loaded: settings without effect, memory, and what `baton inspect` says."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from tests.workers.tiny_encoders import make_encoder
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.errors import LoadRefused
 from workers.inspection.inspection import Inspection
+from workers.inspection.served_tasks import ServedTasks
 from workers.process.backends import open_checkpoint, served_config
 from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import describe
@@ -65,6 +67,24 @@ def test_inspection(checkpoint: Path) -> None:
     sizes = [found.memory.weights[each] or 0 for each in ("none", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] > 0
+    assert found.tasks == ServedTasks(labels=1, rerank="cross-encoder")
+    assert found.tasks.endpoints == ("/v1/rerank", "/v1/score")
+
+
+def test_an_encoder_without_a_head_is_served_for_embeddings(tmp_path: Path) -> None:
+    path = make_encoder(tmp_path, "bert")
+    tasks = Inspection.of(spec(path), ["iree"]).tasks
+    assert tasks == ServedTasks(embedding_width=32, rerank="embeddings")
+    assert tasks.endpoints == ("/v1/embeddings", "/api/embed", "/v1/rerank", "/v1/score")
+
+
+def test_a_pooling_that_is_not_supported_is_refused(tmp_path: Path) -> None:
+    path = make_encoder(tmp_path, "bert")
+    modules = [{"type": f"sentence_transformers.{kind}", "path": ""} for kind in ("Transformer", "LogitScore")]
+    (path / "modules.json").write_text(json.dumps(modules))
+    found = Inspection.of(spec(path), ["iree"])
+    assert (found.served, found.tasks) == (False, ServedTasks())
+    assert "LogitScore is not supported for an encoder" in found.backends[0].problem
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from cli.config.settings import Settings
 from tests.checkpoints import make_checkpoint
 from tests.vision_checkpoints import make_vision_description
 from tests.workers.checkpoints.gguf.gguf_files import make_gguf
+from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.json_files import CheckpointError
 from workers.inspection.inspection import Inspection
+from workers.inspection.served_tasks import ServedTasks
 from workers.inspection.tensor_map import StoredTensor
 
 BOTH = ("iree", "mlx")
@@ -33,6 +35,27 @@ def by_name(found: Inspection) -> Mapping[str, StoredTensor]:
 
 def modes(found: Inspection) -> dict[str, str]:
     return {each.backend: each.mode for each in found.backends}
+
+
+DECODERS: Mapping[str, tuple[Mapping[str, Any], ServedTasks]] = {
+    "generates": ({}, ServedTasks(chat=True, completions=True, embedding_width=64, rerank="embeddings")),
+    "labels": ({"architectures": ["LlamaForSequenceClassification"], "num_labels": 3}, ServedTasks(labels=3)),
+    "one-label": (
+        {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "relevant"}},
+        ServedTasks(labels=1, rerank="decoder"),
+    ),
+    "tokens": ({"classifier_from_token": ["a"]}, ServedTasks(labels=1, rerank="decoder")),
+}
+
+
+@pytest.mark.parametrize("case", sorted(DECODERS))
+def test_a_decoder_is_served_for_what_its_files_state(tmp_path: Path, case: str) -> None:
+    change, expected = DECODERS[case]
+    path = make_checkpoint(tmp_path)
+    edit(path, change)
+    tasks = ServedTasks.of(path, ModelConfig.from_dir(path))
+    assert tasks == expected
+    assert ("/v1/messages" in tasks.endpoints, "/v1/rerank" in tasks.endpoints) == (tasks.chat, tasks.labels < 2)
 
 
 def edit(path: Path, change: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Heads of cross-encoders; tests/reference/encoders/test_encoders.py compares their scores with transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,12 @@ def test_the_activation_is_that_of_cross_encoders(
 def test_what_is_not_supported_is_refused(tmp_path: Path, family: str, fields: dict[str, Any], error: str) -> None:
     with pytest.raises(CheckpointError, match=error):
         Classifier.of(make_encoder(tmp_path, family, labels=1, **fields))
+
+
+@pytest.mark.parametrize("labels", [0, 1])
+def test_an_encoder_that_states_to_score_by_logits_is_refused(tmp_path: Path, labels: int) -> None:
+    path = make_encoder(tmp_path, "bert", labels=labels)
+    modules = [{"type": f"sentence_transformers.{kind}", "path": ""} for kind in ("Transformer", "LogitScore")]
+    (path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match="LogitScore is not supported for an encoder, which has no logits"):
+        Classifier.of(path)

@@ -1,14 +1,17 @@
 """Loading a scripted worker: what it needs, what it refuses, and the warm-up."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from protocol.events import Capabilities
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.checkpoints.json_files import CheckpointError
 from workers.engine.logits_processors import AllowedTokens
@@ -23,8 +26,10 @@ from workers.process import loading
 from workers.process.draft_loading import drafter_of
 from workers.process.loading import kv_tokens, load, make_speculator, memory_bytes, prefix_tier, warm_up
 from workers.process.spec import ScriptedSpec, WorkerSpec
+from workers.process.startup.served_capabilities import served_capabilities
 from workers.process.startup.state_cache import state_cache_bytes
 from workers.sampling.sample_spec import SampleSpec
+from workers.scripted.pooling import ScriptedPooling
 from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 from workers.text.byte_tokenizer import ByteTokenizer
 
@@ -36,6 +41,36 @@ def test_a_scripted_worker_needs_no_files() -> None:
     assert loaded.context == 64
     assert loaded.engine.gauges().steps == 0
     assert phases[0] == ("start backend", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "features"),
+    [
+        (
+            "vectors",
+            Capabilities(
+                chat=True,
+                prompt_logprobs=True,
+                logprobs=True,
+                grammar=True,
+                infill=True,
+                vector_width=8,
+                pooling_prompts=("document", "query"),
+            ),
+        ),
+        ("encoder", Capabilities(generates=False, vector_width=8, pooling_prompts=("document", "query"))),
+        ("pairs", Capabilities(generates=False, labels=1, pairs=True)),
+    ],
+)
+def test_a_model_that_generates_nothing_has_no_feature_of_answers(
+    pooling: ScriptedPooling, features: Capabilities
+) -> None:
+    loaded = load(scripted(context=64, pooling=pooling), lambda *progress: None)
+    assert served_capabilities(loaded, embeddings=False) == features
+    if pooling == "pairs":
+        assert loaded.pooling.classifier is not None
+        last = replace(loaded, pooling=replace(loaded.pooling, classifier=Mock(last=True)))
+        assert served_capabilities(last, embeddings=False) == structs.replace(features, decoder_scores=True)
 
 
 def test_a_failed_load_closes_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:

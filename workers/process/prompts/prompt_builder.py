@@ -140,6 +140,7 @@ class PromptBuilder:
         self._images = ImagePrompts(images, context)
         self._pooled = PooledPrompts(self._encoder, context, pooling)
         self._generates = pooling.generates
+        self._embeds = pooling.width > 0
         self._sparse = SparsePrompts(sparse, self._encoder.boundaries)
         self._examples = GrammarExamples(tokenizer, vocab_size)
         self._constraints = AnswerConstraints(grammars, ToolCallGrammars(formats.tools, added))
@@ -171,7 +172,8 @@ class PromptBuilder:
             pooled_tokens, pooled = self._pooled.build(submit, submit.pooled)
             return TokenizedPrompt(pooled_tokens, None, frozenset(), pooled=pooled)
         if not self._generates:
-            problem = "the model is an encoder, which generates no text: send texts to /v1/embeddings or /rerank"
+            paths = "/v1/embeddings or /v1/rerank" if self._embeds else "/v1/rerank or /v1/score"
+            problem = f"the model generates no text: send texts to {paths}"
             if isinstance(submit.input, ChatInput):
                 raise unsupported(problem, "messages")
             raise unsupported(problem, "prompt")

@@ -23,7 +23,15 @@ def test_the_tables_name_backends_tensors_and_memory(runner: CliRunner, tmp_path
     path = make_checkpoint(tmp_path / "model")
     result = runner.invoke(app, ["inspect", str(path)])
     assert result.exit_code == 0, result.output
-    for words in ("LlamaForCausalLM", "served, in batches", "embedding, head", "--kv-dtype", "1000 tokens"):
+    for words in (
+        "LlamaForCausalLM",
+        "served, in batches",
+        "embedding, head",
+        "--kv-dtype",
+        "1000 tokens",
+        "/v1/messages",
+        "by the cosine of",
+    ):
         assert words in result.output
     every = runner.invoke(app, ["inspect", str(path), "--tensors"]).output
     assert "model.layers.1.self_attn.k_proj.weight" in every
@@ -37,6 +45,7 @@ def test_the_object_has_each_tensor_on_request(runner: CliRunner, tmp_path: Path
     assert [each["backend"] for each in found["backends"]] == ["iree"]
     assert found["tensors"]["counts"] == {"read": len(found["tensors"]["tensors"])}
     assert found["memory"]["kv"]["auto"]["1000"] > 0
+    assert (found["tasks"]["rerank"], found["tasks"]["endpoints"][0]) == ("embeddings", "/v1/chat/completions")
     short = json.loads(runner.invoke(app, ["inspect", str(path), "--json"]).output)
     assert "tensors" not in short["tensors"]
 

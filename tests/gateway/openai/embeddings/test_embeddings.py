@@ -132,12 +132,16 @@ async def test_each_model_is_refused_what_it_cannot_do() -> None:
         known = (await served.client.get("/v1/models/tiny")).json()["capabilities"]
         assert (known["embeddings"], known["embedding_width"], known["generates"]) == (True, WIDTH, False)
         assert known["embedding_prompts"] == ["document", "query"]
+        can = [name for name, value in known.items() if value is True]
+        assert (can, known["rerank"]) == (["embeddings"], "embeddings")
     async with stepped(pooling="pairs") as served:
         response = await served.client.post(URL, json={"model": "tiny", "input": "a"})
         error = response.json()["error"]
         assert (error["param"], error["code"]) == ("input", "unsupported")
+        response = await served.client.post("/v1/chat/completions", json=chat)
+        assert response.json()["error"]["message"].endswith("no text: send texts to /v1/rerank or /v1/score")
         known = (await served.client.get("/v1/models/tiny")).json()["capabilities"]
-        assert (known["embeddings"], known["rerank"]) == (False, True)
+        assert (known["embeddings"], known["rerank"]) == (False, "cross-encoder")
 
 
 async def test_another_worker_computes_the_same_vectors() -> None:

@@ -7,7 +7,9 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from gateway.openai.models import ranks_by
 from gateway.openai.rerank.schema import MAX_DOCUMENTS
+from protocol.events import Capabilities
 from tests.gateway.harness.engines import EngineWorker
 from tests.gateway.openai.embeddings.stepped import stepped
 from workers.scripted.pooling import ScriptedPooling
@@ -21,6 +23,22 @@ async def post(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
     response = await client.post(path, json={"model": "tiny"} | body)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+@pytest.mark.parametrize(
+    ("known", "by"),
+    [
+        (Capabilities(pairs=True, labels=1), "cross-encoder"),
+        (Capabilities(pairs=True, labels=1, decoder_scores=True), "decoder"),
+        (Capabilities(pairs=True, labels=1, vector_width=4), "cross-encoder"),
+        (Capabilities(pairs=True, labels=3, vector_width=4), None),
+        (Capabilities(vector_width=4), "embeddings"),
+        (Capabilities(), None),
+    ],
+    ids=["cross-encoder", "decoder", "both", "labels", "embeddings", "neither"],
+)
+def test_a_model_states_by_what_it_ranks(known: Capabilities, by: str | None) -> None:
+    assert ranks_by(known) == by
 
 
 @pytest.mark.parametrize("kind", KINDS)
