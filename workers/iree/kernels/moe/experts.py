@@ -152,7 +152,7 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
         rows = [pair // m.experts.per_token for pair in part.pairs]
         begin = part.expert * (halves * tiles) + part.first
         which = [begin + half * tiles + i for half in range(halves) for i in range(part.count)]
-        prefetch = prefetch_ahead(w, part.ahead, len(rows))
+        prefetch = prefetch_ahead(w, part.ahead, len(rows), in_steps=arithmetic.prefetches_in_steps)
         sums = gemm_tile(kernel.code, x, rows, w, which, m.hidden, arithmetic, prefetch)
         for pair, totals in zip(part.pairs, sums, strict=True):
             for i in range(part.count):
@@ -181,7 +181,8 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
 
     def write(part: ExpertTiles) -> None:
         at = part.expert * tiles + part.first
-        which, prefetch = [at + i for i in range(part.count)], prefetch_ahead(w, part.ahead, len(part.pairs))
+        which = [at + i for i in range(part.count)]
+        prefetch = prefetch_ahead(w, part.ahead, len(part.pairs), in_steps=arithmetic.prefetches_in_steps)
         sums = gemm_tile(kernel.code, x, part.pairs, w, which, inputs, arithmetic, prefetch)
         for pair, totals in zip(part.pairs, sums, strict=True):
             for i, total in enumerate(totals):
