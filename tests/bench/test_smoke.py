@@ -143,6 +143,7 @@ OUTPUT: dict[str, list[str]] = {
         r"^tiny: IREE and JAX agree on 8 of 8 tokens",
     ],
     "bench/kernels/attention.py": [rf"^ +{rows} +64 +{P} +{N} +{P}x$" for rows in (1, 2)],
+    "bench/kernels/mixture.py": [rf"^ +tiny int8 +2 +{P} +{N} +{P}x$"],
     "bench/kernels/recurrence.py": [rf"^ +tiny {step} +{P} +{N} +{P}x$" for step in ("decode +2", "prompt +4")],
     "bench/kernels/scaling.py": [
         r"^SIMULATED, one row$",
@@ -300,6 +301,7 @@ FILES = {
 
 FURTHER = {
     "bench/chaos.py",
+    "bench/kernels/mixture.py",
     "bench/kernels/recurrence.py",
     "bench/kernels/vision.py",
     "bench/features.py",

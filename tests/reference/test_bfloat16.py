@@ -19,7 +19,7 @@ ROOM = 1.3
 
 
 FURTHER = {("iree", "llama"), ("mlx", "llama"), ("iree", "granite")}
-PAIRS = [*product(BACKENDS, ("llama", "gemma", "granite")), ("iree", "qwen3_5_text")]
+PAIRS = [*product(BACKENDS, ("llama", "gemma", "granite")), ("iree", "granitemoe"), ("iree", "qwen3_5_text")]
 PARAMS = [pytest.param(*each, marks=[pytest.mark.exhaustive] if each in FURTHER else ()) for each in PAIRS]
 
 

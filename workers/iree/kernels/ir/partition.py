@@ -29,7 +29,7 @@ class Partition:
 
         return first(self.number), first(self.number + 1)
 
-    def tapered_range(self, total: int) -> tuple[Value, Value]:
+    def tapered_range(self, total: int | Value) -> tuple[Value, Value]:
         """Return the first of `total` items in this part, and the end; each part is smaller than the one before.
 
         The first has nearly twice the average and the last next to nothing, so that threads that began at
@@ -38,7 +38,7 @@ class Partition:
         """
         return self.tapered_start(total), self.tapered_start(total, self.number + 1)
 
-    def tapered_start(self, total: int, part: Value | None = None) -> Value:
+    def tapered_start(self, total: int | Value, part: Value | None = None) -> Value:
         """Return the first item of this part or another one, as `tapered_range` divides them."""
         return _tapered_start(total, self.number if part is None else part, self.count)
 
@@ -58,6 +58,6 @@ def partition_count(parts: int, threads: int) -> int:
     return min(parts, PARTITIONS_PER_THREAD * threads)
 
 
-def _tapered_start(total: int, part: Index, count: int) -> Index:
+def _tapered_start(total: int | Index, part: Index, count: int) -> Index:
     left = count - part
     return total - left * left * total // (count * count)

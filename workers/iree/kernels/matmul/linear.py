@@ -142,6 +142,7 @@ def _few_rows(
     code: Code, partition: Partition, tiling: GemmTiling, live: Memory, w: Memory, write: _WriteTiles
 ) -> None:
     """Call `write` for the live rows: all blocks of rows for one tile group, then for the next."""
+    in_steps = tiling.arithmetic.prefetches_in_steps
 
     def blocks(height: int, end: Value, last: Value) -> None:
         tiles, several = tiling.group_tiles(height), tiling.row_blocks.min_blocks(height) > 1
@@ -154,7 +155,7 @@ def _few_rows(
             distance = tiling.first_tile(following, tiles) - at
 
             def block(row: Value) -> None:
-                prefetch = prefetch_ahead(w, tiles, height)
+                prefetch = prefetch_ahead(w, tiles, height, in_steps=in_steps)
                 if several:
                     prefetch = prefetch_both(prefetch, prefetch_next_group(w, distance, row // height))
                 write(at, tiles, row.minimum(last), height, prefetch)
@@ -176,7 +177,7 @@ def _many_rows(
     groups_in_l2 = max(1, L2_WEIGHT_BYTES // tiling.group_bytes(tiles))
 
     def block(low: Value, high: Value, first: Value, height: int) -> None:
-        prefetch = prefetch_ahead(w, tiles, height)
+        prefetch = prefetch_ahead(w, tiles, height, in_steps=tiling.arithmetic.prefetches_in_steps)
         code.repeat(low, high, lambda at: write(tiling.first_tile(at, tiles), tiles, first, height, prefetch))
 
     def all_blocks(low: Value, high: Value) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from workers.iree.kernels.ir.memory import L1, L1_ONCE, L2, Memory
+from workers.iree.kernels.ir.memory import L1, L1_ONCE, L2, Index, Memory
 from workers.iree.kernels.ir.mlir_types import CACHE_LINE, INDEX, size_of
 from workers.iree.kernels.ir.value import Value, constant
 
@@ -21,15 +21,18 @@ Prefetch = Callable[[Sequence[Value], Value, int], None]
 """Writes the prefetches for a loop step that reads `count` elements of each of some tiles, from an element on."""
 
 
-def prefetch_ahead(w: Memory, group_tiles: int, rows: int) -> Prefetch:
+def prefetch_ahead(w: Memory, tiles_ahead: Index, rows: int, *, in_steps: bool = True) -> Prefetch:
     """Prefetch the tiles of one row block: rows of `w`, whose elements have two or four bytes. At the end of a tile,
-    the prefetch continues in the tile of the next group."""
+    the prefetch continues in the tile of the next group, `tiles_ahead` further on. `in_steps` is for few rows."""
+    distances = FEW_ROWS_DISTANCES_BYTES if in_steps and rows <= FEW_ROWS else DISTANCES_BYTES
     length, size = w.shape[-1], size_of(w.element)
+    beyond = (tiles_ahead - 1) * length
+    jump = beyond if isinstance(beyond, Value) else constant(w.code, beyond, INDEX)
 
     def prefetch(tiles: Sequence[Value], at: Value, count: int) -> None:
-        for distance, cache in FEW_ROWS_DISTANCES_BYTES if rows <= FEW_ROWS else DISTANCES_BYTES:
+        for distance, cache in distances:
             soon = at + distance // size
-            start = soon + (soon >= length).select(constant(w.code, (group_tiles - 1) * length, INDEX), 0)
+            start = soon + (soon >= length).select(jump, 0)
             for line in range(0, count, CACHE_LINE // size):
                 for tile in tiles:
                     w.prefetch([tile, start + line], cache)

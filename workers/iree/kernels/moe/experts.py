@@ -11,9 +11,9 @@ from workers.checkpoints.architectures.parts import Activation
 from workers.iree.kernels.ir.arithmetic import Arithmetic, row_stride
 from workers.iree.kernels.ir.kernel import Kernel
 from workers.iree.kernels.ir.memory import Memory
-from workers.iree.kernels.ir.mlir_types import LANES, Type, size_of
+from workers.iree.kernels.ir.mlir_types import I32, LANES, Type, size_of
 from workers.iree.kernels.ir.operations import exp, fma
-from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
+from workers.iree.kernels.ir.partition import partition_count
 from workers.iree.kernels.ir.value import Value
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES, gemm_tile
 from workers.iree.kernels.matmul.prefetch import prefetch_ahead
@@ -23,38 +23,54 @@ from workers.iree.kernels.rowwise.row_workgroups import RowWorkgroups
 
 MAX_TILES = 4
 """The most tiles of one half that are summed at once."""
-MANY_WORKGROUPS = 64
-"""Workgroups for each thread that are so many that eight at a time, as they are handed out then, are few."""
-PAIR_BLOCKS = (8, 2, 1)
-"""Pairs of one expert that are summed at once: as many as there are left."""
+READING_PAIRS = 8
+"""Reading an expert takes about as long as computing so many more pairs of it."""
+PAIR_BLOCKS = (8, 4, 2, 1)
+"""Pairs of one expert that are summed at once. The last ones are summed in one block, so that an expert with eight or
+fewer is read once: the lowest block that holds them, with the last pair repeated where it holds more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """Some tiles of an expert that are multiplied by some of its pairs."""
+
+    expert: Value
+    pairs: list[Value]
+    first: Value
+    """The first tile of outputs."""
+    count: int
+    ahead: Value
+    """Tiles of weights from the first to those that are read next."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPartition:
-    """The division of every chosen expert's tiles into `each` workgroups, in units of `unit` tiles."""
+    """The division of the tiles of all chosen experts among workgroups, in units of `unit` tiles.
+
+    A workgroup has a range of them, from one expert to the next. The ranges become smaller (`Partition.tapered_range`);
+    an expert counts as many pairs as it has and `READING_PAIRS`.
+    """
 
     mixture: Mixture
     tiles: int
-    """Tiles of one expert; where a gate and its other half are summed together, of the gate."""
+    """Tiles of outputs of one expert."""
+    halves: int
+    """Tiles of weights for one of outputs."""
     unit: int
-    each: int
+    chunk: int
+    """Tiles whose weights L2 holds while one block of pairs after the other is multiplied by them."""
+    workgroups: int
 
     @classmethod
-    def of(cls, m: Mixture, tiles: int, tile_bytes: int, threads: int, max_tiles: int = 1) -> "ExpertPartition":
-        """`tile_bytes` of weights are read for a tile. All pairs of a partition use weights that L2 holds.
-
-        Few workgroups are handed out one at a time, as `PARTITIONS_PER_THREAD` tells; otherwise there are many.
-        """
+    def of(
+        cls, m: Mixture, tiles: int, halves: int, tile_bytes: int, threads: int, max_tiles: int = 1
+    ) -> "ExpertPartition":
+        """`tile_bytes` are those of a tile of weights."""
         unit = math.gcd(tiles, max_tiles)
-        parts = tiles // unit
-        each = max(-(-tiles * tile_bytes // L2_WEIGHT_BYTES), PARTITIONS_PER_THREAD * threads // m.groups)
-        if each * m.groups > PARTITIONS_PER_THREAD * threads:
-            each = max(each, -(-MANY_WORKGROUPS * threads // m.groups))
-        return cls(m, tiles, unit, max(1, min(parts, each)))
-
-    @property
-    def workgroups(self) -> int:
-        return self.each * self.mixture.groups
+        chunk = tiles
+        if m.rows > max(PAIR_BLOCKS):
+            chunk = min(tiles, max(1, L2_WEIGHT_BYTES // (unit * halves * tile_bytes)) * unit)
+        return cls(m, tiles, halves, unit, chunk, partition_count(m.groups * tiles // unit, threads))
 
     def pair_blocks(self, most: int) -> list[int]:
         """Return the numbers of pairs to sum at once, at most `most`: an expert has no more pairs than there are
@@ -71,28 +87,50 @@ class ExpertPartition:
         lists: Sequence[Memory],
         pair_blocks: list[int],
         max_tiles: Callable[[int], int],
-        write: Callable[[Value, list[Value], Value, int], None],
+        write: Callable[[ExpertTiles], None],
     ) -> None:
-        """Call `write(expert, pairs, first tile, tiles)` for a workgroup: its part of an expert's tiles, for all pairs.
-
-        `lists` is what `routing.group` gives.
-        """
+        """Call `write` for a workgroup's range and all pairs. `lists` is what `routing.group` gives."""
         code, (order, chosen, starts) = kernel.code, lists
-        which, part = kernel.workgroup // self.each, kernel.workgroup % self.each
-        expert = chosen.load_index([which])
-        at, end = (starts.load_index([which + i]) for i in range(2))
-        units = self.tiles // self.unit
-        low, high = ((part + i) * units // self.each * self.unit for i in range(2))
-        for size in pair_blocks:
-            whole = at + (end - at) // size * size
+        units, groups = self.tiles // self.unit, self.mixture.groups
 
-            def block(first: Value, size: int = size) -> None:
-                pairs = [order.load_index([first + i]) for i in range(size)]
-                tiles = max_tiles(size)
-                code.repeat(low, high, lambda first_tile: write(expert, pairs, first_tile, tiles), tiles)
+        def count(which: Value, counted: list[Value]) -> list[Value]:
+            size = starts.load([which + 1]) - starts.load([which])
+            return [counted[0] + size.minimum(1, signed=True)]
 
-            code.repeat(at, whole, block, size)
-            at = whole
+        (experts,) = code.loop(0, groups, [code.constant(0, I32)], count)
+        total = experts.astype("index", signed=True) * READING_PAIRS + starts.load_index([groups])
+        low, high = kernel.partition.tapered_range(total * units)
+
+        def of_expert(which: Value) -> None:
+            begin, end = (starts.load_index([which + i]) for i in range(2))
+            before, weight = (which * READING_PAIRS + begin) * units, end - begin + READING_PAIRS
+            first, last = (
+                ((each.maximum(before) - before + (weight - 1)) // weight).minimum(units) * self.unit
+                for each in (low, high)
+            )
+            expert = chosen.load_index([which])
+            beyond = (chosen.load_index([which + 1]) - expert) * (self.halves * self.tiles)
+
+            def block(tiles: tuple[Value, Value], at: Value, size: int) -> None:
+                pairs = [order.load_index([(at + i).minimum(end - 1)]) for i in range(size)]
+                some = max_tiles(size)
+
+                def group(first: Value) -> None:
+                    ahead = (first + some >= self.tiles).select(beyond - first, some)
+                    write(ExpertTiles(expert, pairs, first, some, ahead))
+
+                code.repeat(*tiles, group, some)
+
+            def chunk(first: Value) -> None:
+                at, tiles = begin, (first, (first + self.chunk).minimum(last))
+                for size, lower in zip(pair_blocks, [*pair_blocks[1:], 0], strict=True):
+                    after = at + (end - at + (size - 1 - lower)) // size * size
+                    code.repeat(at, after, lambda at, size=size: block(tiles, at, size), size)  # type: ignore[misc]
+                    at = after.minimum(end)
+
+            code.repeat(first, last, chunk, self.chunk)
+
+        code.repeat(0, groups, of_expert)
 
 
 def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activation, *, threads: int = 1) -> str:
@@ -102,27 +140,27 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
     """
     halves, tiles, words = m.experts.halves, m.up_tiles, LANES // arithmetic.per_word
     most = arithmetic.accumulators // halves
-    tile_bytes = halves * m.hidden * LANES * size_of(arithmetic.element)
-    partition = ExpertPartition.of(m, tiles, tile_bytes, threads, MAX_TILES)
+    tile_bytes = m.hidden * LANES * size_of(arithmetic.element)
+    partition = ExpertPartition.of(m, tiles, halves, tile_bytes, threads, MAX_TILES)
     kernel = Kernel(name, partition.workgroups)
     x = kernel.input("x", (m.rows, row_stride(m.hidden, arithmetic)), "i32")
     w = kernel.input("weight", (halves * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
     lists, bias = m.take_lists(kernel), m.take_bias(kernel, halves * m.experts.ffn)
     out = kernel.output("out", (m.pairs, row_stride(m.experts.ffn, arithmetic)), "i32")
 
-    def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
-        rows = [pair // m.experts.per_token for pair in pairs]
-        begin = expert * (halves * tiles) + first
-        which = [begin + half * tiles + i for half in range(halves) for i in range(count)]
-        prefetch = prefetch_ahead(w, count, len(rows))
+    def write(part: ExpertTiles) -> None:
+        rows = [pair // m.experts.per_token for pair in part.pairs]
+        begin = part.expert * (halves * tiles) + part.first
+        which = [begin + half * tiles + i for half in range(halves) for i in range(part.count)]
+        prefetch = prefetch_ahead(w, part.ahead, len(rows), in_steps=arithmetic.prefetches_in_steps)
         sums = gemm_tile(kernel.code, x, rows, w, which, m.hidden, arithmetic, prefetch)
-        for pair, totals in zip(pairs, sums, strict=True):
-            for i in range(count):
-                parts = totals[i::count]
+        for pair, totals in zip(part.pairs, sums, strict=True):
+            for i in range(part.count):
+                parts = totals[i :: part.count]
                 if bias is not None:
-                    at = expert * (halves * m.experts.ffn) + (first + i) * LANES
-                    parts = [part + bias.load_vector([at + n * m.experts.ffn]) for n, part in enumerate(parts)]
-                column = (first + i) * words
+                    at = part.expert * (halves * m.experts.ffn) + (part.first + i) * LANES
+                    parts = [each + bias.load_vector([at + n * m.experts.ffn]) for n, each in enumerate(parts)]
+                column = (part.first + i) * words
                 out.store(arithmetic.pack(activated(activation, parts)), [pair, column])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(most), partition.max_tiles(most), write)
@@ -134,22 +172,23 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
     (, biases f32 [count * hidden]) -> f32 [pairs, hidden].
     """
     tiles, inputs, most = m.down_tiles, m.experts.ffn, arithmetic.accumulators
-    partition = ExpertPartition.of(m, tiles, inputs * LANES * size_of(arithmetic.element), threads, MAX_TILES)
+    partition = ExpertPartition.of(m, tiles, 1, inputs * LANES * size_of(arithmetic.element), threads, MAX_TILES)
     kernel = Kernel(name, partition.workgroups)
     x = kernel.input("x", (m.pairs, row_stride(inputs, arithmetic)), "i32")
     w = kernel.input("weight", (tiles * m.experts.count, inputs * LANES), arithmetic.element)
     lists, bias = m.take_lists(kernel), m.take_bias(kernel, m.hidden)
     out = kernel.output("out", (m.pairs, m.hidden), "f32")
 
-    def write(expert: Value, pairs: list[Value], first: Value, count: int) -> None:
-        at = expert * tiles + first
-        which, prefetch = [at + i for i in range(count)], prefetch_ahead(w, count, len(pairs))
-        sums = gemm_tile(kernel.code, x, pairs, w, which, inputs, arithmetic, prefetch)
-        for pair, totals in zip(pairs, sums, strict=True):
+    def write(part: ExpertTiles) -> None:
+        at = part.expert * tiles + part.first
+        which = [at + i for i in range(part.count)]
+        prefetch = prefetch_ahead(w, part.ahead, len(part.pairs), in_steps=arithmetic.prefetches_in_steps)
+        sums = gemm_tile(kernel.code, x, part.pairs, w, which, inputs, arithmetic, prefetch)
+        for pair, totals in zip(part.pairs, sums, strict=True):
             for i, total in enumerate(totals):
                 if bias is not None:
-                    total = total + bias.load_vector([expert * m.hidden + (first + i) * LANES])
-                out.store(total, [pair, (first + i) * LANES])
+                    total = total + bias.load_vector([part.expert * m.hidden + (part.first + i) * LANES])
+                out.store(total, [pair, (part.first + i) * LANES])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(most // 2), partition.max_tiles(most), write)
     return kernel.function()

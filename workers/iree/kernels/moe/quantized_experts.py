@@ -21,7 +21,7 @@ from workers.iree.kernels.matmul.quantized_tile import (
     prefetch_ahead,
     quantized_gemm_tile,
 )
-from workers.iree.kernels.moe.experts import ExpertPartition
+from workers.iree.kernels.moe.experts import ExpertPartition, ExpertTiles
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.kernels.rowwise.activations import activated
 
@@ -41,10 +41,10 @@ class QuantizedExperts:
         whole = outputs * self.mixture.experts.count
         return QuantizedMatmul(self.activations, whole, self.packing, self.integer_dots, self.threads)
 
-    def partition(self, tiles: int, kinds: int) -> ExpertPartition:
-        """`kinds` tiles are read for each of `tiles`."""
-        size = kinds * self.packing.tile_bytes(self.activations.inputs)
-        return ExpertPartition.of(self.mixture, tiles, size, self.threads)
+    def partition(self, tiles: int, halves: int) -> ExpertPartition:
+        """`halves` tiles of weights are read for each of `tiles`."""
+        size = self.packing.tile_bytes(self.activations.inputs)
+        return ExpertPartition.of(self.mixture, tiles, halves, size, self.threads)
 
 
 def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
@@ -53,26 +53,26 @@ def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic,
     [pairs, row_stride] of width ffn.
     """
     m, ffn, halves = e.mixture, e.mixture.experts.ffn, e.mixture.experts.halves
-    matmul, partition = e.product(halves * ffn), e.partition(m.up_tiles, kinds=halves)
+    matmul, partition = e.product(halves * ffn), e.partition(m.up_tiles, halves)
     words = LANES // arithmetic.per_word
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
     lists, bias = m.take_lists(kernel), m.take_bias(kernel, halves * ffn)
     out = kernel.output("out", (m.pairs, row_stride(ffn, arithmetic)), "i32")
 
-    def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
-        rows = [pair // m.experts.per_token for pair in pairs]
-        begin = expert * (halves * m.up_tiles) + first
+    def write(part: ExpertTiles) -> None:
+        rows = [pair // m.experts.per_token for pair in part.pairs]
+        begin = part.expert * (halves * m.up_tiles) + part.first
         sums: Sequence[Sequence[Value]]
         if m.experts.gated:
-            sums = _gate_and_up(kernel.code, matmul, operands, rows, begin, m.up_tiles)
+            sums = _gate_and_up(kernel.code, matmul, operands, rows, begin, m.up_tiles, part.ahead)
         else:
-            sums = _of_tile(kernel.code, matmul, operands, rows, begin, begin + 1)
-        for pair, parts in zip(pairs, sums, strict=True):
+            sums = _of_tile(kernel.code, matmul, operands, rows, begin, begin + part.ahead)
+        for pair, parts in zip(part.pairs, sums, strict=True):
             if bias is not None:
-                column = expert * (halves * ffn) + first * LANES
-                parts = [part + bias.load_vector([column + n * ffn]) for n, part in enumerate(parts)]
-            out.store(arithmetic.pack(activated(activation, parts)), [pair, first * words])
+                column = part.expert * (halves * ffn) + part.first * LANES
+                parts = [each + bias.load_vector([column + n * ffn]) for n, each in enumerate(parts)]
+            out.store(arithmetic.pack(activated(activation, parts)), [pair, part.first * words])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
     return kernel.function()
@@ -83,19 +83,19 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
     (, biases f32 [count * hidden]) -> f32 [pairs, hidden].
     """
     m = e.mixture
-    matmul, partition = e.product(m.hidden), e.partition(m.down_tiles, kinds=1)
+    matmul, partition = e.product(m.hidden), e.partition(m.down_tiles, 1)
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
     lists, bias = m.take_lists(kernel), m.take_bias(kernel, m.hidden)
     out = kernel.output("out", (m.pairs, m.hidden), "f32")
 
-    def write(expert: Value, pairs: list[Value], first: Value, _: int) -> None:
-        at = expert * m.down_tiles + first
-        sums = _of_tile(kernel.code, matmul, operands, pairs, at, at + 1)
-        for pair, (total,) in zip(pairs, sums, strict=True):
+    def write(part: ExpertTiles) -> None:
+        at = part.expert * m.down_tiles + part.first
+        sums = _of_tile(kernel.code, matmul, operands, part.pairs, at, at + part.ahead)
+        for pair, (total,) in zip(part.pairs, sums, strict=True):
             if bias is not None:
-                total = total + bias.load_vector([expert * m.hidden + first * LANES])
-            out.store(total, [pair, first * LANES])
+                total = total + bias.load_vector([part.expert * m.hidden + part.first * LANES])
+            out.store(total, [pair, part.first * LANES])
 
     partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
     return kernel.function()
@@ -113,14 +113,21 @@ def _of_tile(
 
 
 def _gate_and_up(
-    code: Code, matmul: QuantizedMatmul, operands: QuantizedOperands, rows: list[Value], gate: Value, apart: int
+    code: Code,
+    matmul: QuantizedMatmul,
+    operands: QuantizedOperands,
+    rows: list[Value],
+    gate: Value,
+    apart: int,
+    ahead: Value,
 ) -> list[tuple[Value, Value]]:
-    """Return both sums of each row: of the tile `gate` and of the one `apart` tiles further on, one after the other."""
+    """Return both sums of each row: of the tile `gate` and of the one `apart` tiles further on, one after the other.
+    The next gate is `ahead` tiles further on."""
 
     def half(which: Value, before: list[Value]) -> list[Value]:
         tile = gate + which * apart
         # The other half is read next, and then the next gate.
-        following = gate + which.equals(0).select(code.index(apart), 1)
+        following = gate + which.equals(0).select(code.index(apart), ahead)
         sums = _of_tile(code, matmul, operands, rows, tile, following)
         return [each for row, (total,) in enumerate(sums) for each in (before[2 * row + 1], total)]
 

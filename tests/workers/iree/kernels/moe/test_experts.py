@@ -26,7 +26,7 @@ from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, IntegerDots, choose_integer_dots
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.moe.experts import MANY_WORKGROUPS, ExpertPartition
+from workers.iree.kernels.moe.experts import PAIR_BLOCKS, ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
@@ -215,13 +215,20 @@ def test_rows_that_choose_the_same_experts(mixtures: Mixtures) -> None:
 
 def partition(rows: int, tiles: int, size: int, threads: int, max_tiles: int = 1) -> ExpertPartition:
     experts = Experts(count=64, per_token=8, ffn=64, normalize=True)
-    return ExpertPartition.of(Mixture(rows, 64, experts), tiles, size, threads, max_tiles)
+    return ExpertPartition.of(Mixture(rows, 64, experts), tiles, 2, size, threads, max_tiles)
 
 
 def test_partitions() -> None:
-    assert partition(1, 64, 1024, 2).workgroups == 8  # handed out one at a time
-    assert partition(1, 64, 1024, 16).workgroups == 14 * 8 == PARTITIONS_PER_THREAD * 16
-    assert partition(8, 64, 1024, 2).workgroups == MANY_WORKGROUPS * 2
-    assert partition(8, 1, 1024, 2).workgroups == 64  # a tile is not divided
-    assert partition(1, 64, L2_WEIGHT_BYTES, 1).each == 64  # a partition's weights fit L2
+    assert partition(1, 64, 1024, 2).workgroups == PARTITIONS_PER_THREAD * 2  # handed out one at a time
+    assert partition(1, 1, 1024, 2).workgroups == 8  # a tile is not divided
+    few, many = (partition(rows, 64, L2_WEIGHT_BYTES // 8, 2, max_tiles=2) for rows in (8, 9))
+    assert few.chunk == 64  # one block of pairs reads all tiles once
+    assert many.chunk == 4  # several blocks use weights that L2 holds
+    assert partition(9, 64, L2_WEIGHT_BYTES, 2, max_tiles=2).chunk == 2
     assert partition(8, 6, LANES, 2, max_tiles=4).unit == 2
+
+
+def test_an_expert_is_read_once_for_as_many_pairs_as_the_largest_block() -> None:
+    assert partition(8, 64, 1024, 2).pair_blocks(16) == list(PAIR_BLOCKS)
+    assert partition(8, 64, 1024, 2).pair_blocks(4) == [4, 2, 1]
+    assert partition(3, 64, 1024, 2).pair_blocks(16) == [2, 1]  # no more pairs than rows
