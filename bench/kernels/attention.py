@@ -1,9 +1,9 @@
 """Time of attention alone, in all layers of a decode step, beside the time to read its keys and values from memory.
 
-    python bench/kernels/attention.py [--model 0.5b] [--rows 1 4 8 16] [--positions 256 1000 4000 8000]
+    python bench/kernels/attention.py [--model 0.5b] [--rows 1 4 8 16] [--positions 256 1000 4000 8000] [--one-slot]
 
 One graph for each number of rows: the attention of all layers, each on the output of the one before. Milliseconds,
-medians.
+medians. With `--one-slot` the rows are the last ones of a single slot, as those of drafts are.
 """
 
 import argparse
@@ -41,9 +41,11 @@ DTYPE = "bfloat16"
 
 
 class AttentionGraph:
-    """A model's attention for a number of rows, each in a slot of its own."""
+    """A model's attention for a number of rows, each in a slot of its own, or all in one."""
 
-    def __init__(self, device: Device, folder: Path, model: str, rows: int, longest: int) -> None:
+    def __init__(
+        self, device: Device, folder: Path, model: str, rows: int, longest: int, *, one_slot: bool = False
+    ) -> None:
         shape: dict[str, Any] = SHAPES[model]
         depth, self._heads = PaddedAxis.whole(shape["head_dim"]).padded, shape["heads"]
         capacity = -(-longest // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE + CAPACITY_MULTIPLE
@@ -54,7 +56,10 @@ class AttentionGraph:
         if self._kv.window is not None:
             self._kv.window[...] = 1  # pages of memory that were never written would all be one
         self._q = device.upload(np.zeros((rows, self._width), np.int32))
-        self._slots = device.upload(np.arange(rows, dtype=np.int32))
+        own = np.arange(rows, dtype=np.int32)
+        self._slots = device.upload(own * 0 if one_slot else own)
+        self._behind = own[::-1, None] if one_slot else 0 * own[:, None]
+        """How many positions a row is behind the last one."""
 
     def _load(self, compiler: Compiler) -> Module:
         cache, layer = self._cache, SimpleNamespace(window=None, rope=None, kind="attention")
@@ -81,11 +86,12 @@ class AttentionGraph:
 
     def kv_bytes(self, positions: int) -> int:
         """Bytes of keys and values that one step reads."""
-        return 2 * self._rows * positions * self._cache.row_values
+        slots = 1 if self._behind.any() else self._rows
+        return 2 * slots * positions * self._cache.row_values
 
     def measure(self, positions: int, rounds: int) -> float:
         """Seconds of one step."""
-        at = self._device.upload(np.full((self._rows, 1), positions - 1, np.int32))
+        at = self._device.upload(np.maximum(positions - 1 - self._behind, 0).astype(np.int32))
         seconds = []
         for _ in range(rounds):
             began = time.perf_counter()
@@ -96,7 +102,7 @@ class AttentionGraph:
 
 def lines(args: argparse.Namespace, device: Device, folder: Path, rows: int) -> Iterator[str]:
     """Yield the table's line for each number of positions."""
-    attention = AttentionGraph(device, folder, args.model, rows, max(args.positions))
+    attention = AttentionGraph(device, folder, args.model, rows, max(args.positions), one_slot=args.one_slot)
     for count in args.positions:
         bandwidth = read_bandwidth(usable_cores(), 3, SMOKE_BLOCK if args.smoke else BLOCK)
         memory, seconds = attention.kv_bytes(count) / bandwidth, attention.measure(count, args.rounds)
@@ -116,6 +122,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         default=[256, 1000, 4000, 8000],
         help="tokens that each row has behind it",
     )
+    parser.add_argument("--one-slot", action="store_true", help="all rows are of one slot, as those of drafts are")
     parser.add_argument("--rounds", type=at_least(1), default=15, help="steps of each figure; medians are printed")
     return parsed(parser, words, smoke={"model": "tiny", "rows": [1, 2], "positions": [64], "rounds": 2})
 

@@ -53,7 +53,8 @@ def _live_sequences(kernel: Kernel, kind: Attention, live: bool) -> Value | None
 
 def allocate_state(code: Code, kind: Attention) -> Memory:
     """Allocate the softmax states of an item's rows, for `write_attention`."""
-    return code.allocate((kind.item_blocks * kind.tiling.rows, SoftmaxState.width(kind.shape.value_dim)), "f32")
+    rows = kind.shared_rows * kind.item_blocks * kind.tiling.rows
+    return code.allocate((rows, SoftmaxState.width(kind.shape.value_dim)), "f32")
 
 
 def write_attention(
@@ -77,9 +78,29 @@ def write_attention(
         head, sequence = each // batch, each % batch
         next_keys = writer.begin(0, after % batch, after // batch)
         writer.attend(head, sequence, part * kind.item_blocks, state, next_keys)
-        writer.each_block(lambda block: writer.finish(head, sequence, part, block, state, out))
+        writer.each_block(lambda block: writer.finish(head, sequence, part, block, state, out, block))
 
-    code.repeat(low, high, one)
+    def run_of_rows(item: Value) -> None:
+        each, part = item // parts, item % parts
+        head, sequence = each // batch, each % batch
+        count = writer.runs.length(sequence, batch)
+
+        def run() -> None:
+            after = (each + count).minimum(last // parts)
+            next_keys = writer.begin(0, after % batch, after // batch)
+            writer.attend(head, sequence, part * kind.item_blocks, state, next_keys, count)
+
+            def finish(number: Value) -> None:
+                place = number * kind.item_blocks
+                writer.each_block(
+                    lambda block: writer.finish(head, sequence + number, part, block, state, out, place + block)
+                )
+
+            code.repeat(0, count, finish)
+
+        code.when(count >= 1, run)
+
+    code.repeat(low, high, one if kind.shared_rows == 1 else run_of_rows)
 
 
 def split_attention(name: str, kind: Attention, *, live: bool = False) -> str:
@@ -99,32 +120,35 @@ def write_split_attention(
     shape, writer = kind.shape, AttentionItem(kind, code, inputs)
     batch = live or code.index(shape.batch)
 
-    def blocks_of(sequence: Value) -> tuple[Value, Value]:
-        """The first KV block of a sequence, and how many it has."""
-        first, last = writer.reach(sequence)
+    def blocks_of(sequence: Value, rows: Value) -> tuple[Value, Value]:
+        """The first KV block of a run of rows, and how many it has."""
+        first, last = writer.reach_of_run(sequence, rows)
         first = first // KV_BLOCK
         return first, last // KV_BLOCK - first + 1
 
     def count(sequence: Value, total: list[Value]) -> list[Value]:
-        return [total[0] + blocks_of(sequence)[1] * shape.kv_heads]
+        rows = writer.runs.length(sequence, batch)
+        return [total[0] + rows * blocks_of(sequence, rows)[1] * shape.kv_heads]
 
     (total,) = code.loop(0, batch, [code.index(0)], count)
     low, high = partition.even_range(total)
 
     def each(sequence: Value, before: list[Value]) -> list[Value]:
-        first, number = blocks_of(sequence)
-        end = before[0] + number * shape.kv_heads
+        rows = writer.runs.length(sequence, batch)
+        first, number = blocks_of(sequence, rows)
+        end = before[0] + rows * number * shape.kv_heads
         mine = end.minimum(high)
 
         def one(unit: Value) -> None:
-            place = unit - before[0]
-            next_place = (place + 1).minimum(mine - before[0] - 1)
+            # The rows of a run are neighbours, and read the same.
+            place, row = (unit - before[0]) // rows, (unit - before[0]) % rows
+            next_place = (unit + 1 - before[0]).minimum(mine - before[0] - 1) // rows
             head, block = place // number, place % number + first
             next_head = next_place // number
             next_keys = writer.begin(0, sequence, next_head)
             next_block = ring_block(kind, next_place % number + first)
             next_keys = next_keys + next_block * (KV_BLOCK * shape.lane_elements[0])
-            writer.write_partials(head, sequence, block, next_keys, out)
+            writer.write_partials(head, sequence + row, block, next_keys, out)
 
         code.repeat(before[0].maximum(low), mine, one)
         return [end]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from workers.iree.kernels.attention.kv_block import KvBlock, QueryRow
 from workers.iree.kernels.attention.online_softmax import SoftmaxState, with_sink
+from workers.iree.kernels.attention.row_runs import RowRuns
 from workers.iree.kernels.attention.shape import KV_BLOCK, Attention
 from workers.iree.kernels.ir.builder import Code
 from workers.iree.kernels.ir.kernel import Kernel
@@ -52,6 +53,7 @@ class AttentionItem:
     def __init__(self, kind: Attention, code: Code, inputs: AttentionInputs) -> None:
         self._kind, self._code, self._shape, self._inputs = kind, code, kind.shape, inputs
         self._block = KvBlock(code, kind, inputs.queries, inputs.cache)
+        self.runs = RowRuns(kind, code, inputs.slots, inputs.rows)
 
     def begin(self, part: int, sequence: Value, head: Value) -> Value:
         """Return the element of the cache where a sequence's keys (part 0) or values (1) of a KV head begin."""
@@ -78,46 +80,85 @@ class AttentionItem:
         else:
             code.repeat(0, count, body)
 
-    def attend(self, head: Value, sequence: Value, first_block: Value, state: Memory, next_keys: Value) -> None:
-        """Leave the softmax of an item's rows in `state`. The next item's keys begin at `next_keys`."""
-        code, shape = self._code, self._shape
-        empty = SoftmaxState.empty(code, shape.value_dim)
-        code.repeat(0, state.shape[0], lambda row: empty.store(state, [row]))
+    def reach_of_run(self, sequence: Value, count: Value) -> tuple[Value, Value]:
+        """Return the first and the last position that any of `count` rows sees, from a sequence's on."""
+
+        def widen(number: Value, ends: list[Value]) -> list[Value]:
+            first, last = self.reach(sequence + number)
+            return [ends[0].minimum(first), ends[1].maximum(last)]
+
+        first, last = self._code.loop(1, count, self.reach(sequence), widen)
+        return first, last
+
+    def attend(
+        self,
+        head: Value,
+        sequence: Value,
+        first_block: Value,
+        state: Memory,
+        next_keys: Value,
+        count: Value | None = None,
+    ) -> None:
+        """Leave the softmax of an item's rows in `state`; with `count` of the items of a run of so many rows, which
+        attend to a KV block one after the other. The next item's keys begin at `next_keys`."""
+        code, shape, size = self._code, self._shape, self._kind.item_blocks
+        empty, run = SoftmaxState.empty(code, shape.value_dim), code.index(1) if count is None else count
+        code.repeat(0, run * (size * self._kind.tiling.rows), lambda row: empty.store(state, [row]))
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
-        first, last = self.reach(sequence)
+        first, last = self.reach(sequence) if count is None else self.reach_of_run(sequence, count)
 
         def kv_block(start: Value) -> None:
             after = start + KV_BLOCK
             soon = (after <= last).select(keys + self._turned(after) * shape.lane_elements[0], next_keys)
-            low, high, turns = self._seen(start, first, last)
-            self._block.begin(keys, values, low, high)
+            seen = self._seen(start, first, last)
+            self._block.begin(keys, values, *seen[:2])
 
-            def query_block(number: Value) -> None:
-                rows = self._rows(first_block + number, head, sequence, turns)
-                added = self._block.attend(rows, keys, values, low, high, soon)
-                for i, each in enumerate(added):
-                    place = [number * len(rows) + i]
-                    SoftmaxState.load(state, place).merge(each).store(state, place)
+            def row_of_run(number: Value) -> None:
+                # As if the row were alone, unless a run shares what is unpacked.
+                alone = count is None or self._block.unpacks
+                low, high, turns = seen if alone else self._seen(start, *self.reach(sequence + number))
 
-            self.each_block(query_block)
+                def query_block(block: Value) -> None:
+                    rows = self._rows(first_block + block, head, sequence + number, turns)
+                    added = self._block.attend(rows, keys, values, low, high, soon)
+                    for i, each in enumerate(added):
+                        place = [(number * size + block) * len(rows) + i]
+                        SoftmaxState.load(state, place).merge(each).store(state, place)
+
+                self.each_block(query_block)
+
+            if count is None:
+                row_of_run(code.index(0))
+            else:
+                code.repeat(0, count, row_of_run)
 
         code.repeat(first // KV_BLOCK * KV_BLOCK, last + 1, kv_block, KV_BLOCK)
 
-    def finish(self, head: Value, sequence: Value, part: Value, block: Value, state: Memory, out: Memory) -> None:
-        """Store the results of the rows of an item's query block from `state`."""
+    def finish(
+        self, head: Value, sequence: Value, part: Value, block: Value, state: Memory, out: Memory, place: Value
+    ) -> None:
+        """Store the results of the rows of an item's query block, which is at `place` in `state`."""
         rows, shape = self._rows(part * self._kind.item_blocks + block, head, sequence), self._shape
         for i, row in enumerate(rows):
-            done, column = SoftmaxState.load(state, [block * len(rows) + i]), row.column
+            done, column = SoftmaxState.load(state, [place * len(rows) + i]), row.column
             if shape.value_dim != shape.head_dim:
                 per_word = self._kind.arithmetic.per_word
                 column = column // (shape.head_dim // per_word) * (shape.value_dim // per_word)
             finish_row(self._kind, done, out, row.token, column, self._inputs.sinks)
 
     def write_partials(self, head: Value, sequence: Value, number: Value, next_keys: Value, out: Memory) -> None:
-        """Store the softmax of one KV block for a sequence's rows, as `Attention.partials_shape` has it."""
+        """Store the softmax of one KV block for a sequence's rows, as `Attention.partials_shape` has it, if they see
+        any of it."""
+        first, last = self.reach(sequence)
+        sees = (number >= first // KV_BLOCK) & (number <= last // KV_BLOCK)
+        self._code.when(sees, lambda: self._write_seen(head, sequence, number, (first, last), next_keys, out))
+
+    def _write_seen(
+        self, head: Value, sequence: Value, number: Value, ends: tuple[Value, Value], next_keys: Value, out: Memory
+    ) -> None:
         code, kind, shape = self._code, self._kind, self._shape
         keys, values = (self.begin(part, sequence, head) for part in (0, 1))
-        low, high, turns = self._seen(number * KV_BLOCK, *self.reach(sequence))
+        low, high, turns = self._seen(number * KV_BLOCK, *ends)
         self._block.begin(keys, values, low, high)
         words = shape.head_dim // kind.arithmetic.per_word
         for block in range(kind.blocks):

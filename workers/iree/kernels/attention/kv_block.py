@@ -49,6 +49,11 @@ class KvBlock:
         self._scores = code.allocate((kind.tiling.rows, KV_BLOCK), "i32")
         """float32 scores, and then weights as packed words."""
 
+    @property
+    def unpacks(self) -> bool:
+        """Whether `begin` unpacks the positions that it is given, so that all query blocks attend to the same ones."""
+        return self._unpacked is not None
+
     def begin(self, keys: Value, values: Value, low: Value, high: Value) -> None:
         """Prepare positions `low` .. `high` of a head's keys and values for `attend`."""
         if self._unpacked is not None:

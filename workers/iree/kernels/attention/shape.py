@@ -20,6 +20,10 @@ MAX_QUERY_BLOCKS = 8
 
 STATE_BYTES = 192 << 10
 """The most memory of the softmax states of an item: a kernel has 256 KiB for all that it allocates."""
+MAX_SHARED_ROWS = 8
+"""The most rows of one slot that attend to a KV block before the next one."""
+SHARED_STATE_BYTES = 64 << 10
+"""The most memory of their softmax states, beside a KV block that is unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,15 @@ class Attention:
         state = 4 * self.tiling.rows * SoftmaxState.width(self.shape.value_dim)
         most = max(1, min(MAX_QUERY_BLOCKS, STATE_BYTES // state))
         return min(most, -(-self.blocks // min(self.blocks, -(-2 * self.threads // items))))
+
+    @property
+    def shared_rows(self) -> int:
+        """The most rows of one slot, side by side in a decode step, that attend to a KV block before the next one is
+        read: as many as have room for their softmax states. 1 where no rows do."""
+        if self.shape.tokens > 1 or self.ranges or self.around or self.shape.batch == 1:
+            return 1
+        state = 4 * self.item_blocks * self.tiling.rows * SoftmaxState.width(self.shape.value_dim)
+        return max(1, min(MAX_SHARED_ROWS, self.shape.batch, SHARED_STATE_BYTES // state))
 
     @property
     def kv_blocks(self) -> int:
