@@ -39,12 +39,12 @@ from workers.engine.slot_states import SlotStates
 from workers.engine.speculation.mtp.head_rows import HeadRun
 from workers.host.memory import Needed, free_bytes, spare_bytes
 from workers.load_options import LoadOptions, Progress
-from workers.mlx.architecture import load_architecture, quantize_matrices
 from workers.mlx.attention import AttentionGroup, LayerCache
 from workers.mlx.given_rows import GivenColumns, GivenRows
 from workers.mlx.hybrid.rollback import rollback_rows
 from workers.mlx.hybrid.states import RecurrentStates, StateCache
 from workers.mlx.kv import GROWTH, KvCache, RowShape
+from workers.mlx.loading.model import load_architecture, quantize_matrices
 from workers.mlx.lora.adapter_store import LinearAdapterStore, adapter_places
 from workers.mlx.lora.row_adapters import StepAdapters, add_row_adapters
 from workers.mlx.modules.parts import cast_parameters
