@@ -35,8 +35,8 @@ from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
 from workers.iree.device.gpu import GPU_TARGETS, Gpu
 from workers.iree.encoder import runner as iree_encoder_runner
 from workers.iree.graph_registry import ModuleRegistry
-from workers.mlx import runner as mlx_runner
 from workers.mlx.encoder import runner as mlx_encoder_runner
+from workers.mlx.loading import parts as mlx_parts
 from workers.process.backends import compile_ahead, load_runner
 from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import describe
@@ -79,8 +79,8 @@ class Column:
         with (
             mock.patch.multiple(ModuleRegistry, open=lambda *_: None, fetch=lambda *_: None),
             mock.patch.object(iree_runner, "Building"),
-            mock.patch.object(mlx_runner, "choose_device", return_value=named),
-            mock.patch.object(mlx_runner, "maybe_set_recommended_wired_limit"),
+            mock.patch.object(mlx_parts, "choose_device", return_value=named),
+            mock.patch.object(mlx_parts, "maybe_set_recommended_wired_limit"),
             mock.patch.object(iree_encoder_runner, "Building"),
             mock.patch.object(mlx_encoder_runner, "choose_device", return_value=named),
             mock.patch.object(mlx_encoder_runner, "maybe_set_recommended_wired_limit"),

@@ -51,7 +51,7 @@ def test_the_head_is_quantized_with_the_model(tmp_path: Path, kind: Any) -> None
     path = make_checkpoint(tmp_path, "mimo")
     runner = load_with_head(path, quantize=kind)
     assert runner.memory()["weights"] == weight_bytes(open_weights(path), "float32", kind, mtp=True)
-    assert "scales" in runner._model.mtp.input_proj
+    assert "scales" in runner._forward.model.mtp.input_proj
     runner.close()
 
 
