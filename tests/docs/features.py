@@ -169,6 +169,11 @@ def drafts(column: Column, capabilities: RunnerCapabilities) -> str:
     return "yes" if capabilities.exact_rows and capabilities.decode_rows > 1 else "no"
 
 
+def rings(column: Column, capabilities: RunnerCapabilities) -> str:
+    """State whether windows take less memory."""
+    return "yes" if capabilities.window_rows else "no"
+
+
 LLAMA = [family("llama")]
 WIDE_HEADS = [functools.partial(make_checkpoint, head_dim=32)]
 FEATURES = (
@@ -180,6 +185,12 @@ FEATURES = (
     *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),
     *(Feature(f"`--kv-dtype {kind}`", WIDE_HEADS, {"kv_dtype": kind}) for kind in ("int8", "int4")),
+    Feature(
+        "`--window-cache ring`",
+        [functools.partial(make_checkpoint, family="gemma3_text", fields={"sliding_window": 16})],
+        {"window_cache": "ring", "context": 2048},
+        rings,
+    ),
     Feature(
         f"Checkpoints quantized by MLX ({widths('mlx')} bits)",
         [functools.partial(make_checkpoint, quantized_bits=bits) for bits in BITS["mlx"]],

@@ -1,6 +1,6 @@
 """The number of rows that layers with an attention window keep of a slot on a CPU (docs/adr/0130)."""
 
-from workers.checkpoints import window_ring
+from workers.checkpoints.architectures import window_ring
 from workers.checkpoints.checkpoint import ModelConfig
 
 TILE_ROWS = 64

@@ -1,6 +1,6 @@
 """The number of rows that layers with an attention window keep of a slot. Without the import of mlx."""
 
-from workers.checkpoints import window_ring
+from workers.checkpoints.architectures import window_ring
 from workers.checkpoints.checkpoint import ModelConfig
 
 DRAFTED_ROWS = 8

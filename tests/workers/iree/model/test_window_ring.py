@@ -22,7 +22,7 @@ from tests.workers.ring_gate import (
     check_state,
 )
 from tests.workers.tier_gate import run_tier_gate, serve
-from workers.checkpoints import window_ring
+from workers.checkpoints.architectures import window_ring
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
@@ -151,6 +151,25 @@ def test_the_head_for_multi_token_prediction_drafts_beside_rings(model: Path, lo
     assert run_prefix_gate(lambda: kept, begin=200).hits > 0
     run_tier_gate(lambda: kept, tmp_path / "store")
     runner.close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantized_rings(model: Path, load: Load, tmp_path: Path, kind: Any) -> None:
+    """Tokens are those of a quantized cache with all rows; a state has the bytes of quantized rows."""
+    path = make_checkpoint(tmp_path, "gemma3_text", head_dim=32, fields={"sliding_window": 16})
+    both = [
+        load(path, slots=RING_SLOTS, context=RING_CONTEXT, kv_dtype=kind, window_cache=cache)
+        for cache in ("ring", "full")
+    ]
+    ring, full = (Kept(runner) for runner in both)
+    assert ring.capabilities.row_bytes == both[1].capabilities.row_bytes // 2
+    report = run_gate(lambda: ring, make_reference=lambda: full, requests=8, max_tokens=12, speculates=True)
+    assert report.accepted > 0
+    check_continuations(ring, full)
+    check_state(ring, full, 200)
+    for runner in both:
+        runner.close()
 
 
 def test_a_part_of_a_prompt_is_refused_by_name(kept: tuple[Any, Any]) -> None:

@@ -10,6 +10,7 @@ from tests.checkpoints import make_checkpoint
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.mlx.conftest import load_runner
+from tests.workers.process.harness.gateway_peer import scripted
 from tests.workers.ring_gate import (
     RING_CONTEXT,
     RING_SLOTS,
@@ -20,7 +21,7 @@ from tests.workers.ring_gate import (
     check_state,
 )
 from tests.workers.tier_gate import run_tier_gate, serve
-from workers.checkpoints import window_ring
+from workers.checkpoints.architectures import window_ring
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
@@ -28,6 +29,7 @@ from workers.engine.runner import Chunk
 from workers.mlx.loading import parts
 from workers.mlx.runner import MlxRunner
 from workers.mlx.runtime.window_ring import ring_rows
+from workers.process.startup import context_choice
 
 RING, KEPT = 128, 116
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -64,7 +66,7 @@ def kept(tmp_path: Path) -> Iterator[tuple[Any, Any]]:
         runner.close()
 
 
-def test_less_memory_is_counted(kept: tuple[MlxRunner, MlxRunner]) -> None:
+def test_less_memory_is_counted(kept: tuple[MlxRunner, MlxRunner], tmp_path: Path) -> None:
     ring, full = (runner.capabilities for runner in kept)
     assert (ring.window_rows, ring.window_reach, ring.rollback_rows) == (KEPT, 15, 12)
     assert ring.state_bytes == 15 * ring.row_bytes
@@ -72,6 +74,10 @@ def test_less_memory_is_counted(kept: tuple[MlxRunner, MlxRunner]) -> None:
     assert full.state_bytes == full.window_rows == full.window_bytes == 0
     assert ring.row_bytes == full.row_bytes // 2
     assert ring.window_bytes == RING * full.row_bytes // 2
+    sizes: dict[str, Any] = {"context": RING_CONTEXT, "max_batch_size": RING_SLOTS, "window_cache": "ring"}
+    spec, config = scripted(backend="mlx", model_path=str(tmp_path), **sizes), ModelConfig.from_dir(tmp_path)
+    assert context_choice.ring_bytes(spec, "mlx", config) == RING_SLOTS * ring.window_bytes
+    assert context_choice.row_bytes(spec, "mlx", config) == ring.row_bytes
     for runner in kept:
         for start in range(0, 288, 32):
             runner.prefill([Chunk(0, RING_TOKENS[start : start + 32], start, start)], [None])
