@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from importlib import metadata
 
 from tests.docs.tables.images import PAGE
-from tests.workers.mlx.every.architectures import METAL, UNMADE, architectures
+from tests.workers.mlx.every.architectures import METAL, REFUSED, UNMADE, architectures
 from workers.mlx.families import BATCHED
 
 BEGIN, END = "<!-- made by `python -m tests.docs.tables.mlx_lm` -->\n", "<!-- end -->\n"
@@ -26,7 +26,8 @@ def block() -> str:
     lines = [
         f"| | Modules of mlx-lm {metadata.version('mlx-lm')} |",
         "| --- | --- |",
-        _row("several requests at a time", known & BATCHED),
+        _row("several requests at a time", (known & BATCHED) - set(REFUSED)),
+        _row("several at a time; refused as mlx-lm's converter writes it, without the biases of routers", REFUSED),
         _row("one request at a time", alone),
         _row("one at a time on a GPU of Apple; refused elsewhere, since mlx-lm has a Metal kernel only", METAL),
         *(_row(f"not tested: {reason}", [name]) for name, reason in UNMADE.items() if name not in BATCHED),

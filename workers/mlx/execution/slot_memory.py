@@ -25,7 +25,7 @@ class SlotMemory:
         kind = getattr(mx, capabilities.dtype)
         dtype = mx.int8 if level_bits(kv_dtype) else kind
         self.kv = KvCache(_row_shapes(config, dtype.size, kv_dtype, ring), capabilities.slots, dtype)
-        """The rows. Who computes further ones notes their number in `lengths`, by `computed`."""
+        """The rows. After a call that computes further ones, `computed` records their number in `lengths`."""
         self.recurrent = RecurrentStates(config, capabilities.slots, kind, keeps=capabilities.rollback_rows > 0)
         self.windows: WindowStates | None = None
         """The rows that the rings of each slot have; None without rings."""

@@ -147,3 +147,19 @@ def test_quantized_rings_of_other_families(tmp_path: Path, family: str, kv_dtype
     check_continuations(ring, full)
     for runner in both:
         runner.close()
+
+
+@pytest.mark.exhaustive
+def test_the_head_for_multi_token_prediction_drafts_beside_rings(tmp_path: Path) -> None:
+    """Its layer keeps all rows, and goes along with snapshots."""
+    fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+    path = make_checkpoint(tmp_path, "mimo", tied=False, fields=fields)
+    runner = load_runner(path, slots=RING_SLOTS, context=RING_CONTEXT, window_cache="ring")
+    assert runner.draft_head is not None
+    assert runner.capabilities.window_rows == KEPT
+    kept: Any = Kept(runner)
+    report = run_gate(lambda: kept, requests=12, longest=200, max_tokens=30, by_head=True)
+    assert report.drafted > 50
+    assert run_prefix_gate(lambda: kept, begin=200).hits > 0
+    run_tier_gate(lambda: kept, tmp_path / "store")
+    runner.close()
