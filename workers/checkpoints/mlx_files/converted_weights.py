@@ -3,7 +3,8 @@
 mlx-lm keeps the weights of a convolution as [channels, taps, 1], and adds one to the norms of Qwen3.5 and Qwen3-Next,
 where the originals have [channels, 1, taps] and norms around zero (`sanitize` of mlx_lm/models/lfm2.py, qwen3_5.py,
 qwen3_next.py, granitemoehybrid.py and nemotron_h.py). Of LFM2 with experts it renames the MLPs of dense layers, too
-(lfm2_moe.py), of GPT-NeoX all tensors (gpt_neox.py), and of latent attention it has a stack of the heads' matrices (deepseek_v3.py).
+(lfm2_moe.py), and of GPT-NeoX all tensors (gpt_neox.py). Of latent attention it has a stack of the heads' matrices
+(deepseek_v3.py).
 """
 
 import re
