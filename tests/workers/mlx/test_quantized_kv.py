@@ -114,7 +114,7 @@ def test_gate_with_attention_sinks_and_fp4(tmp_path: Path, dtype: Any) -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_gate_beside_recurrent_states(tmp_path: Path, family: str, kind: KvDtype) -> None:
     """The states of hybrid models keep their type."""
-    path = make_checkpoint(tmp_path, family, tied=family != "qwen3_5_text", head_dim=32 if family != "lfm2" else 16)
+    path = make_checkpoint(tmp_path, family, tied=family != "qwen3_5_text")
     options: Any = {"kv_dtype": kind, "context": 96}
     report = run_gate(lambda: load_runner(path, **options), longest=40, requests=12, max_tokens=16, speculates=True)
     assert report.most_active == 4

@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_map_with_path
 from mlx_lm import utils
 
@@ -38,7 +39,7 @@ def _check_written(path: Path, model: Any) -> None:
     written = getattr(model, "_dummy_tokenizer_ids", None)
     if written is None:
         return
-    most, vocab = int(mx.array(written).max().item()), int(model.args.vocab_size)
+    most, vocab = int(np.array(written).max()), int(model.args.vocab_size)
     if most >= vocab:
         problem = f"{vocab} is not above {most}, a token whose logits mlx-lm writes"
         raise CheckpointError(path / "config.json", "vocab_size", problem)

@@ -9,7 +9,7 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
-from tests.workers.mlx.conftest import load_runner
+from tests.workers.mlx.conftest import load_runner, quiet
 from tests.workers.process.harness.gateway_peer import scripted
 from tests.workers.ring_gate import (
     RING_CONTEXT,
@@ -26,6 +26,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk
+from workers.load_options import LoadOptions
 from workers.mlx.loading import parts
 from workers.mlx.runner import MlxRunner
 from workers.mlx.runtime.window_ring import ring_rows
@@ -154,7 +155,8 @@ def test_the_head_for_multi_token_prediction_drafts_beside_rings(tmp_path: Path)
     """Its layer keeps all rows, and goes along with snapshots."""
     fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
     path = make_checkpoint(tmp_path, "mimo", tied=False, fields=fields)
-    runner = load_runner(path, slots=RING_SLOTS, context=RING_CONTEXT, window_cache="ring")
+    options = LoadOptions(device="cpu", slots=RING_SLOTS, context=RING_CONTEXT, window_cache="ring", cache_dir=tmp_path)
+    runner = MlxRunner.load(path, ModelConfig.from_dir(path).with_mtp(), options, quiet)
     assert runner.draft_head is not None
     assert runner.capabilities.window_rows == KEPT
     kept: Any = Kept(runner)
