@@ -164,7 +164,6 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "mtp": {"device", "build", "batch_inputs", "graph_registry", "sampler"},
         "encoder": {"device", "model", "build", "batch_inputs", "graph_registry"},
         "slot_state_buffer": {"device", "build"},
-        "window_states": {"model", "kv_groups"},
         "vision": {"device", "model", "build"},
         "hidden_rows": set(),
         "execution": {
@@ -179,7 +178,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
                 "graph_registry",
                 "sampler",
             ),
-            *("slot_state_buffer", "rows_format", "mtp", "window_states"),
+            *("slot_state_buffer", "rows_format", "mtp"),
         },
         "runner": {
             *(

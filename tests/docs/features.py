@@ -35,8 +35,8 @@ from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE
 from workers.iree.device.gpu import GPU_TARGETS, Gpu
 from workers.iree.encoder import runner as iree_encoder_runner
 from workers.iree.graph_registry import ModuleRegistry
-from workers.mlx import runner as mlx_runner
 from workers.mlx.encoder import runner as mlx_encoder_runner
+from workers.mlx.loading import parts as mlx_parts
 from workers.process.backends import compile_ahead, load_runner
 from workers.process.spec import WorkerSpec
 from workers.process.startup.describe import describe
@@ -79,8 +79,8 @@ class Column:
         with (
             mock.patch.multiple(ModuleRegistry, open=lambda *_: None, fetch=lambda *_: None),
             mock.patch.object(iree_runner, "Building"),
-            mock.patch.object(mlx_runner, "choose_device", return_value=named),
-            mock.patch.object(mlx_runner, "maybe_set_recommended_wired_limit"),
+            mock.patch.object(mlx_parts, "choose_device", return_value=named),
+            mock.patch.object(mlx_parts, "maybe_set_recommended_wired_limit"),
             mock.patch.object(iree_encoder_runner, "Building"),
             mock.patch.object(mlx_encoder_runner, "choose_device", return_value=named),
             mock.patch.object(mlx_encoder_runner, "maybe_set_recommended_wired_limit"),
@@ -169,6 +169,11 @@ def drafts(column: Column, capabilities: RunnerCapabilities) -> str:
     return "yes" if capabilities.exact_rows and capabilities.decode_rows > 1 else "no"
 
 
+def rings(column: Column, capabilities: RunnerCapabilities) -> str:
+    """State whether windows take less memory."""
+    return "yes" if capabilities.window_rows else "no"
+
+
 LLAMA = [family("llama")]
 WIDE_HEADS = [functools.partial(make_checkpoint, head_dim=32)]
 FEATURES = (
@@ -180,6 +185,12 @@ FEATURES = (
     *(Feature(f"`--dtype {kind}`", LLAMA, {"dtype": kind}, typed) for kind in ("float32", "float16", "bfloat16")),
     *(Feature(f"`--quantize {kind}`", LLAMA, {"quantize": kind}, unpacked) for kind in ("int8", "int4")),
     *(Feature(f"`--kv-dtype {kind}`", WIDE_HEADS, {"kv_dtype": kind}) for kind in ("int8", "int4")),
+    Feature(
+        "`--window-cache ring`",
+        [functools.partial(make_checkpoint, family="gemma3_text", fields={"sliding_window": 16})],
+        {"window_cache": "ring", "context": 2048},
+        rings,
+    ),
     Feature(
         f"Checkpoints quantized by MLX ({widths('mlx')} bits)",
         [functools.partial(make_checkpoint, quantized_bits=bits) for bits in BITS["mlx"]],

@@ -6,7 +6,7 @@ pytest.importorskip("iree.runtime", reason="the IREE backend is not installed: p
 pytest.importorskip("mlx_lm", reason="the MLX backend is not installed: pip install 'baton-serve[mlx]'")
 
 from tests.docs.features import BLOCK, PAGE, block
-from tests.docs.tables import architectures, images
+from tests.docs.tables import architectures, images, mlx_lm
 from tests.families import FAMILIES
 
 SAMPLE = ("granitemoe", "qwen3", "qwen3_5_text")
@@ -30,6 +30,12 @@ def test_the_page_has_the_architectures_that_the_code_serves(families: tuple[str
     assert not missing, "`python -m tests.docs.tables.architectures` writes them"
     if families != SAMPLE:
         assert len(rows) == len(FAMILIES) + 2
+
+
+def test_the_page_has_the_architectures_of_mlx_lm() -> None:
+    stated = mlx_lm.BLOCK.search(PAGE.read_text())
+    assert stated
+    assert stated[1] == mlx_lm.block(), "`python -m tests.docs.tables.mlx_lm` writes it"
 
 
 def test_the_page_has_the_families_with_images() -> None:

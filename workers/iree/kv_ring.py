@@ -1,10 +1,10 @@
 """Rings of rows in host memory, of the layers that keep the last rows of a slot alone."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from numpy.typing import NDArray
 
+from workers.engine.states.ring_pieces import ring_pieces
 from workers.iree.kv import HostKv
 
 
@@ -22,7 +22,7 @@ class HostRing:
     def read_into(self, part: NDArray[Any], slot: int, start: int, end: int) -> None:
         """Like `HostKv.read_into`, of rows that are in the ring: those before its end, and then those at its start."""
         at = 0
-        for low, high in self._pieces(start, end):
+        for low, high in ring_pieces(start, end, self._rows):
             size = self._ring.size_of(high - low)
             self._ring.read_into(part[at : at + size], slot, low, high)
             at += size
@@ -30,18 +30,10 @@ class HostRing:
     def write(self, slot: int, start: int, end: int, part: NDArray[Any]) -> None:
         """Write what `read_into` has read of these rows."""
         at = 0
-        for low, high in self._pieces(start, end):
+        for low, high in ring_pieces(start, end, self._rows):
             size = self._ring.size_of(high - low)
             self._ring.write(slot, low, high, part[at : at + size])
             at += size
-
-    def _pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield where rows `start .. end` lie, at most as many as the ring has."""
-        while start < end:
-            low = start % self._rows
-            high = min(low + end - start, self._rows)
-            yield low, high
-            start += high - low
 
     def forget(self, slot: int, rows: int) -> None:
         """See `HostKv.forget`."""
@@ -58,5 +50,5 @@ class HostRing:
             return
         if source != target:
             self._ring.copy(source, target, min(written, self._rows))
-        for low, high in self._pieces(max(length, written - self._rows), written):
+        for low, high in ring_pieces(max(length, written - self._rows), written, self._rows):
             self._ring.clear(target, low, high)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from workers.engine.states.ring_pieces import ring_pieces
 from workers.mlx.kv import Slab
 from workers.mlx.quantized_rows import dequantize_rows, quantize_rows
 from workers.mlx.row_groups import Segment
@@ -27,9 +28,9 @@ class AttentionGroup:
         self.places = slice(segments[0].place, segments[0].place + len(segments))
         self.end = max(segment.end for segment in segments)
         self._start = min(segment.start for segment in segments)
-        self._written = slice(self._start, self.end)
         self._alone = len(segments) == 1
         self._starts = mx.array([segment.start for segment in segments], dtype=mx.int32)
+        self._ring_starts: dict[int, mx.array] = {0: self._starts}
         self._indices = mx.arange(self.places.start, self.places.stop)
         self._masks: dict[tuple[int | None, bool], mx.array] = {}
         ends = segments[0].ends if self._alone else None
@@ -38,13 +39,17 @@ class AttentionGroup:
     def write(self, layer: int, part: int, rows: mx.array) -> None:
         """Write keys (0) or values (1), [rows, kv_heads, 1, width]."""
         # An assignment is done in place when nothing else holds the buffer.
-        buffer = self.slab.buffers[layer][part]
+        buffer, ring = self.slab.buffers[layer][part], self.slab.rings[layer]
         if self._kv_bits:
             rows = quantize_rows(rows, self._kv_bits)
         if self._alone:
-            buffer[self.places, :, self._written] = _as_sequence(rows)
+            sequence, at = _as_sequence(rows), 0
+            for low, high in ring_pieces(self._start, self.end, ring):
+                buffer[self.places, :, low:high] = sequence[:, :, at : (at := at + high - low)]
         else:
-            buffer[self._indices, :, self._starts] = rows[:, :, 0].astype(buffer.dtype)
+            if ring not in self._ring_starts:
+                self._ring_starts[ring] = self._starts % ring
+            buffer[self._indices, :, self._ring_starts[ring]] = rows[:, :, 0].astype(buffer.dtype)
         self.slab.buffers[layer][part] = buffer
 
     def attend(
@@ -64,7 +69,7 @@ class AttentionGroup:
         as well."""
         to_ends = to_ends and self._ends is not None
         first_seen = 0 if window is None else max(0, self._start + 1 - window)
-        keys, values = (part[self.places, :, first_seen : self.end] for part in self.slab.buffers[layer])
+        keys, values = (self._rows(layer, part, first_seen) for part in (0, 1))
         if self._kv_bits:
             keys, values = (dequantize_rows(part, self._kv_bits, queries.dtype) for part in (keys, values))
         asked = _as_sequence(queries) if self._alone else queries
@@ -79,6 +84,12 @@ class AttentionGroup:
             attend = mx.fast.scaled_dot_product_attention
             output = attend(asked, keys, values, scale=scale, mask=mask, sinks=sinks).reshape(mixed)
         return _as_sequence(output) if self._alone else output
+
+    def _rows(self, layer: int, part: int, first: int) -> mx.array:
+        """Return the keys (0) or values (1) of the slots from row `first` on, as they are stored."""
+        buffer, pieces = self.slab.buffers[layer][part], ring_pieces(first, self.end, self.slab.rings[layer])
+        rows = [buffer[self.places, :, low:high] for low, high in pieces]
+        return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=2)
 
     def _mask(self, window: int | None, first_seen: int, to_ends: bool) -> mx.array | str | None:
         """The mask between queries and keys from `first_seen` on; None where all are seen."""

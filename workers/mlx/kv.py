@@ -8,6 +8,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.engine.states.ring_pieces import ring_pieces
+
 GROWTH = 256
 """Rows by which a slot's capacity grows: at most 255 are unused. Whenever a slot joins or leaves a buffer, the rows of
 its neighbours there are copied too, so that no place is kept free."""
@@ -26,21 +28,30 @@ class RowShape:
     """KV heads."""
     widths: tuple[int, int]
     """Elements of a key and of a value of a head."""
+    ring: int = 0
+    """The last rows of a slot that the layer keeps, row r at r % ring; 0 is all rows."""
 
     @property
     def elements(self) -> tuple[int, int]:
         """Elements of all keys and of all values."""
         return self.heads * self.widths[0], self.heads * self.widths[1]
 
+    def places(self, capacity: int) -> int:
+        """Return the rows that a slot of a capacity has places for."""
+        return min(capacity, self.ring) if self.ring else capacity
+
 
 @dataclass(slots=True)
 class Slab:
-    """Keys and values of slots of one capacity: per layer two arrays [places, kv_heads, capacity, width]."""
+    """Keys and values of slots of one capacity: per layer two arrays [places, kv_heads, capacity, width], or of a ring
+    that is shorter [places, kv_heads, ring, width]."""
 
     slots: list[int]
     """The slot at each place."""
     buffers: list[list[mx.array]]
     """Keys and values of each layer. A write replaces the array, which reuses its memory if nothing else has it."""
+    rings: list[int]
+    """`RowShape.ring` of each layer."""
 
 
 class KvCache:
@@ -55,6 +66,8 @@ class KvCache:
 
     def __init__(self, rows: Sequence[RowShape], slots: int, dtype: mx.Dtype) -> None:
         """`rows` has the shape of a row of each layer."""
+        self._full = [layer for layer, each in enumerate(rows) if not each.ring]
+        self._rings = [layer for layer, each in enumerate(rows) if each.ring]
         self.lengths = [0] * slots
         self._rows, self._layers, self._dtype = rows, len(rows), dtype
         # numpy has no bfloat16.
@@ -97,37 +110,68 @@ class KvCache:
             self._move({slot: (slot, self.lengths[slot]) for slot in slots}, capacity)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Make the first `length` rows of `source` those of `target`. Rows behind them are zero."""
+        """Make the first `length` rows of `source` those of `target`, in rings those of them that are left. Rows behind
+        them are zero."""
         self._move({target: (source, length)}, capacity_for(length))
         self.lengths[target] = length
 
     def read(self, slot: int, start: int, end: int) -> memoryview:
-        """Return the bits of rows `start .. end`: of each layer the keys, then the values, [kv_heads, rows, width]."""
-        capacity, place = self.place(slot)
-        rows = np.empty((end - start) * sum(sum(each.elements) for each in self._rows), self._bits)
-        pieces = self._pieces(rows, end - start)
-        for buffers, parts in zip(self._slabs[capacity].buffers, pieces, strict=True):
-            for buffer, part in zip(buffers, parts, strict=True):
-                part[...] = np.array(buffer[place, :, start:end].view(self._bits_in_mlx))
-        return rows.data.cast("B")
+        """Return the bits of rows `start .. end` without those of rings: of each layer the keys, then the values,
+        [kv_heads, rows, width]."""
+        return self._read(self._full, slot, start, end).data.cast("B")
 
     def write(self, slot: int, count: int, data: bytes | memoryview) -> None:
         """Append `count` rows that `read` has returned."""
         start = self.lengths[slot]
         self.reserve({slot: (start, start + count)})
-        capacity, place = self.place(slot)
-        pieces = self._pieces(np.frombuffer(data, self._bits), count)
-        for buffers, parts in zip(self._slabs[capacity].buffers, pieces, strict=True):
-            for part, bits in enumerate(parts):
-                values = mx.array(bits).view(self._dtype)
-                buffers[part][place : place + 1, :, start : start + count] = values[None]
-            mx.eval(buffers)
+        self._write(self._full, slot, start, start + count, np.frombuffer(data, self._bits))
         self.lengths[slot] = start + count
 
-    def _pieces(self, rows: NDArray[Any], count: int) -> Iterator[list[NDArray[Any]]]:
-        """Yield views of the keys and values of each layer in the bits of `count` rows: [kv_heads, rows, width]."""
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements on the host."""
+        return self._bits
+
+    def window_bytes(self, rows: int) -> int:
+        """Return the bytes of so many rows of the rings of a slot."""
+        return rows * sum(sum(self._rows[layer].elements) for layer in self._rings) * self._bits.itemsize
+
+    def read_windows(self, slot: int, start: int, end: int) -> NDArray[Any]:
+        """Return a copy of rows `start .. end` of the rings of a slot, in one dimension."""
+        return self._read(self._rings, slot, start, end)
+
+    def write_windows(self, slot: int, start: int, end: int, rows: NDArray[Any]) -> None:
+        """Write what `read_windows` has returned for these rows."""
+        self._write(self._rings, slot, start, end, rows)
+
+    def _read(self, layers: Sequence[int], slot: int, start: int, end: int) -> NDArray[Any]:
+        rows = np.empty((end - start) * sum(sum(self._rows[layer].elements) for layer in layers), self._bits)
+        if not rows.size:
+            return rows
+        capacity, place = self.place(slot)
+        for layer, parts in zip(layers, self._pieces(layers, rows, end - start), strict=True):
+            for buffer, part in zip(self._slabs[capacity].buffers[layer], parts, strict=True):
+                at = 0
+                for low, high in ring_pieces(start, end, self._rows[layer].ring):
+                    part[:, at : (at := at + high - low)] = np.array(buffer[place, :, low:high].view(self._bits_in_mlx))
+        return rows
+
+    def _write(self, layers: Sequence[int], slot: int, start: int, end: int, rows: NDArray[Any]) -> None:
+        if not rows.size:
+            return
+        capacity, place = self.place(slot)
+        for layer, parts in zip(layers, self._pieces(layers, rows, end - start), strict=True):
+            buffers = self._slabs[capacity].buffers[layer]
+            for part, bits in enumerate(parts):
+                values, at = mx.array(bits).view(self._dtype)[None], 0
+                for low, high in ring_pieces(start, end, self._rows[layer].ring):
+                    buffers[part][place : place + 1, :, low:high] = values[:, :, at : (at := at + high - low)]
+            mx.eval(buffers)
+
+    def _pieces(self, layers: Sequence[int], rows: NDArray[Any], count: int) -> Iterator[list[NDArray[Any]]]:
+        """Yield views of the keys and values of layers in the bits of `count` rows: [kv_heads, rows, width]."""
         first = 0
-        for each in self._rows:
+        for each in (self._rows[layer] for layer in layers):
             parts = []
             for width in each.widths:
                 size = each.heads * count * width
@@ -163,7 +207,9 @@ class KvCache:
         """
         changed = {capacity, *(self._capacities[slot] for slot in sources)} - {0}
         if capacity and capacity not in self._slabs:
-            self._slabs[capacity] = Slab([], [[mx.array(0)] * 2 for _ in range(self._layers)])
+            self._slabs[capacity] = Slab(
+                [], [[mx.array(0)] * 2 for _ in range(self._layers)], [each.ring for each in self._rows]
+            )
         try:
             for layer in range(self._layers):
                 for part in (0, 1):
@@ -206,12 +252,21 @@ class KvCache:
     def _copy(self, layer: int, part: int, slot: int, length: int, capacity: int) -> mx.array:
         """Copy the first rows of a slot's keys or values, with zeros behind them: [1, kv_heads, capacity, width]."""
         shape = self._rows[layer]
-        zeros = mx.zeros((1, shape.heads, capacity - length, shape.widths[part]), dtype=self._dtype)
+        places = shape.places(capacity)
         if not length:
-            return zeros
+            return mx.zeros((1, shape.heads, places, shape.widths[part]), dtype=self._dtype)
         held, place = self.place(slot)
-        buffer = self._slabs[held].buffers[layer][part]
-        return mx.concatenate([buffer[place : place + 1, :, :length], zeros], axis=2)
+        count = min(length, places)
+        rows = self._slabs[held].buffers[layer][part][place : place + 1, :, :count]
+        if shape.ring and self.lengths[slot] > length:
+            rows = mx.where(self._left(slot, length, shape.ring, count), rows, mx.zeros_like(rows))
+        zeros = mx.zeros((1, shape.heads, places - count, shape.widths[part]), dtype=self._dtype)
+        return mx.concatenate([rows, zeros], axis=2)
+
+    def _left(self, slot: int, length: int, ring: int, places: int) -> mx.array:
+        """Return which of the first places of a ring have one of the first `length` rows of a slot, [places, 1]."""
+        last = self.lengths[slot] - 1
+        return mx.array(last - (last - np.arange(places)) % ring < length)[:, None]
 
     def _drop(self, capacities: Set[int]) -> None:
         """Empty all slots of these slabs."""
@@ -222,7 +277,9 @@ class KvCache:
     def _clear(self, slot: int, start: int) -> None:
         """Clear the rows of a slot from `start` on."""
         capacity, place = self.place(slot)
-        for buffers in self._slabs[capacity].buffers:
-            for part in (0, 1):
-                buffers[part][place : place + 1, :, start : self.lengths[slot]] = 0
+        for each, buffers in zip(self._rows, self._slabs[capacity].buffers, strict=True):
+            first = max(start, self.lengths[slot] - each.ring) if each.ring else start
+            for low, high in ring_pieces(first, self.lengths[slot], each.ring):
+                for part in (0, 1):
+                    buffers[part][place : place + 1, :, low:high] = 0
         self.lengths[slot] = start

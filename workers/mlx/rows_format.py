@@ -24,10 +24,12 @@ def rows_format(
     adapter: Path | None = None,
     adapters: str = "",
     mtp: bool = False,
+    ring: int = 0,
 ) -> str:
     """Return `RunnerCapabilities.rows_format`. The arithmetic of a GPU is not known, so each machine's is its own kind.
 
-    The angles of RoPE may depend on the context. `adapters` is the digest of those that requests choose.
+    The angles of RoPE may depend on the context. `adapters` is the digest of those that requests choose, `ring`
+    the rows that layers with a window keep.
     """
     computes = device if device == "cpu" else f"{device} {platform.node()}"
     versions = [metadata.version("mlx"), metadata.version("mlx-lm"), sys.platform, platform.machine()]
@@ -38,4 +40,6 @@ def rows_format(
         parts.append(f"adapters {adapters}")
     if mtp:
         parts.append("mtp")
+    if ring:
+        parts.append(f"ring {ring}")
     return rows_format_name("mlx", parts)

@@ -167,3 +167,12 @@ def test_gate_with_attention_sinks_and_fp4(load: Load, tmp_path: Path, quantize:
     options = INT8 | {"dtype": "bfloat16", "quantize": quantize}
     report = run_gate(lambda: load(path, **options), requests=16, max_tokens=40, speculates=True)
     assert report.accepted > 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text"])
+def test_gate_beside_recurrent_states(load: Load, tmp_path: Path, family: str) -> None:
+    """The states of hybrid models keep their type."""
+    path = make_checkpoint(tmp_path, family, tied=family != "qwen3_5_text", layers=4)
+    report = run_gate(lambda: load(path, kv_dtype="int8"), requests=12, longest=40, max_tokens=16, speculates=True)
+    assert report.most_active > 1

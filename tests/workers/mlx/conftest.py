@@ -15,7 +15,7 @@ try:
     from workers.mlx.runner import MlxRunner
 except ImportError:
     # All but test_installed.py, which is skipped with the reason.
-    collect_ignore_glob += ["test_[!i]*.py", "alone/*.py", "hybrid/*.py", "lora/*.py"]
+    collect_ignore_glob += ["test_[!i]*.py", "alone/*.py", "hybrid/*.py", "lora/*.py", "windows/*.py", "every/*.py"]
 
 Load = Callable[..., "MlxRunner"]
 

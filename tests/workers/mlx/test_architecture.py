@@ -21,8 +21,10 @@ from tests.workers.mlx.conftest import Load
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.engine.runner import Chunk
 from workers.errors import LoadRefused
-from workers.mlx import architecture
-from workers.mlx.architecture import LLAMA, Adapter, bind_module, load_architecture
+from workers.mlx.architecture import Adapter, bind_module
+from workers.mlx.loading import adapter_choice
+from workers.mlx.loading.adapters import LLAMA
+from workers.mlx.loading.model import load_architecture
 from workers.mlx.modules.parts import Multiplied, ragged_attention
 from workers.mlx.modules.routed_experts import route
 
@@ -116,7 +118,7 @@ def test_an_architecture_is_refused_by_name(tmp_path: Path, load: Load, monkeypa
     with pytest.raises(CheckpointError, match="MambaForCausalLM"):
         load(path)
     edit_config(path, architectures=["LlamaForCausalLM"], model_type="llama")
-    monkeypatch.setattr(architecture, "ADAPTERS", {"qwen3": Adapter("qwen3")})
+    monkeypatch.setattr(adapter_choice, "ADAPTERS", {"qwen3": Adapter("qwen3")})
     with pytest.raises(CheckpointError, match="'llama' is not supported by the MLX backend, only qwen3"):
         load(path)
 

@@ -28,7 +28,7 @@ def random(shape: tuple[int, ...], seed: int, dtype: mx.Dtype) -> mx.array:
 def slab_of(places: int, dtype: mx.Dtype) -> Slab:
     """A slab whose places are filled with finite numbers to their last row."""
     shape = (places, KV_HEADS, CAPACITY, WIDTH)
-    return Slab([*range(places)], [[random(shape, part, dtype) for part in (0, 1)]])
+    return Slab([*range(places)], [[random(shape, part, dtype) for part in (0, 1)]], [0])
 
 
 def attend(slab: Slab, groups: list[list[int]], window: int | None, cap: float | None, dtype: mx.Dtype) -> mx.array:

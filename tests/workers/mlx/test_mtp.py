@@ -19,7 +19,7 @@ from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.weight_size import weight_bytes
 from workers.engine.request import EngineRequest
 from workers.load_options import LoadOptions
-from workers.mlx import runner as runner_module
+from workers.mlx.loading import parts as loading_parts
 from workers.mlx.runner import MlxRunner
 from workers.process.loading import load
 from workers.process.spec import WorkerSpec
@@ -51,7 +51,7 @@ def test_the_head_is_quantized_with_the_model(tmp_path: Path, kind: Any) -> None
     path = make_checkpoint(tmp_path, "mimo")
     runner = load_with_head(path, quantize=kind)
     assert runner.memory()["weights"] == weight_bytes(open_weights(path), "float32", kind, mtp=True)
-    assert "scales" in runner._model.mtp.input_proj
+    assert "scales" in runner._forward.model.mtp.input_proj
     runner.close()
 
 
@@ -96,8 +96,8 @@ def test_a_worker_drafts_with_the_head(tmp_path: Path) -> None:
 def test_a_gpu_leaves_the_head_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its drafts could not be verified there."""
     path = make_checkpoint(tmp_path, "mimo")
-    monkeypatch.setattr(runner_module, "choose_device", lambda _: ("gpu", mx.Device(mx.cpu)))
-    monkeypatch.setattr(runner_module, "maybe_set_recommended_wired_limit", lambda: None)
+    monkeypatch.setattr(loading_parts, "choose_device", lambda _: ("gpu", mx.Device(mx.cpu)))
+    monkeypatch.setattr(loading_parts, "maybe_set_recommended_wired_limit", lambda: None)
     runner = load_with_head(path)
     assert runner.draft_head is None
     assert runner.memory()["weights"] == weight_bytes(open_weights(path), "float32", "none")

@@ -107,3 +107,15 @@ def test_gate_with_attention_sinks_and_fp4(tmp_path: Path, dtype: Any) -> None:
     options: Any = {"kv_dtype": "int8", "dtype": dtype, "slots": 6, "context": 96}
     report = run_gate(lambda: load_runner(path, **options), longest=40, requests=16, max_tokens=30, speculates=True)
     assert report.accepted > 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["granitemoehybrid", "lfm2", "qwen3_5_text"])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_gate_beside_recurrent_states(tmp_path: Path, family: str, kind: KvDtype) -> None:
+    """The states of hybrid models keep their type."""
+    path = make_checkpoint(tmp_path, family, tied=family != "qwen3_5_text")
+    options: Any = {"kv_dtype": kind, "context": 96}
+    report = run_gate(lambda: load_runner(path, **options), longest=40, requests=12, max_tokens=16, speculates=True)
+    assert report.most_active == 4
+    assert run_prefix_gate(lambda: load_runner(path, **options), turns=2, max_tokens=3).hits > 0

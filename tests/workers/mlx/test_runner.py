@@ -65,8 +65,8 @@ def tokens_of(length: int, seed: int = 0) -> tuple[int, ...]:
 
 def slot_rows(runner: MlxRunner, slot: int, count: int) -> Any:
     """The first rows of keys and values in every layer, [layers, keys and values, kv_heads, rows, head_dim]."""
-    capacity, place = runner._kv.place(slot)
-    return np.array([[part[place, :, :count] for part in layer] for layer in runner._kv.slab(capacity).buffers])
+    capacity, place = runner._slots.kv.place(slot)
+    return np.array([[part[place, :, :count] for part in layer] for layer in runner._slots.kv.slab(capacity).buffers])
 
 
 @pytest.fixture
@@ -162,7 +162,9 @@ def test_a_call_that_fails_halfway_leaves_other_slots_as_they_are(
         runner.prefill([Chunk(slot, tokens[:50], 0, 0)], [None])
     held = slot_rows(runner, 0, 50)
     with monkeypatch.context() as patched:
-        patched.setattr(type(runner._model.layers[1].mlp), "__call__", Mock(side_effect=[mx.zeros(64), RuntimeError]))
+        patched.setattr(
+            type(runner._forward.model.layers[1].mlp), "__call__", Mock(side_effect=[mx.zeros(64), RuntimeError])
+        )
         with pytest.raises(RuntimeError):
             runner.prefill([Chunk(1, tokens[50:], 50, 50), Chunk(2, tokens[:9], 0, 0)], [GREEDY, None])
     np.testing.assert_array_equal(slot_rows(runner, 0, 50), held)
@@ -201,7 +203,7 @@ def test_rows_of_one_length_only_share_a_call_under_macos(
         runner.prefill([Chunk(slot, tokens_of(start, slot), 0, 0)], [None])
         expected[slot].prefill([Chunk(0, tokens_of(start, slot), 0, 0)], [None])
     groups = Mock(wraps=group_segments)
-    monkeypatch.setattr("workers.mlx.runner.group_segments", groups)
+    monkeypatch.setattr("workers.mlx.execution.forward.group_segments", groups)
     tokens = runner.decode([DecodeRow(slot, 5, start, start, GREEDY) for slot, start in enumerate(starts)])
     segments, padding = groups.call_args.args
     assert group_segments(segments, padding) == [[0, 1], [2]]
@@ -355,10 +357,10 @@ def test_rows_of_several_lengths_get_the_logits_that_they_get_alone(
     rows = [Chunk(slot, (9 + slot,), start, start) for slot, start in enumerate(starts)]
     alone = [runner.logits(row)[0] for row in rows]
     for padding in (0,) if sys.platform == "darwin" else (GROWTH, 16, 0):
-        monkeypatch.setattr(runner, "_padding", padding)
+        monkeypatch.setattr(runner._forward, "_padding", padding)
         for order in ((0, 1, 2, 3, 4, 5, 6), (5, 0, 3, 2), (6, 4, 1)):
             with runner._owned():
-                together = np.array(runner._head(runner._forward([rows[slot] for slot in order])))
+                together = np.array(runner._forward.logits(runner._forward.rows([rows[slot] for slot in order])))
             np.testing.assert_array_equal(together, [alone[slot] for slot in order])
 
 

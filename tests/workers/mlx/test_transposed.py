@@ -47,7 +47,9 @@ def test_only_float32_under_linux_is_transposed(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, platform: str, dtype: str, transposed: bool, tied: bool
 ) -> None:
     monkeypatch.setattr("sys.platform", platform)
-    model: Any = load(make_checkpoint(tmp_path, "gemma3_text" if tied else "llama", tied=tied), dtype=dtype)._model
+    model: Any = load(
+        make_checkpoint(tmp_path, "gemma3_text" if tied else "llama", tied=tied), dtype=dtype
+    )._forward.model
     modules = dict(model.named_modules())
     assert isinstance(modules["model.layers.0.mlp.down_proj"], TransposedLinear) is transposed
     embeddings = [module for module in modules.values() if isinstance(module, TransposedEmbedding)]

@@ -250,7 +250,7 @@ def test_rings_are_counted_as_the_plan_has_them(windowed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "device", "where"), [("mlx", "", "with the backend iree"), ("iree", "cuda", "on a CPU")]
+    ("backend", "device", "where"), [("other", "", "with the backends iree and mlx"), ("iree", "cuda", "on a CPU")]
 )
 def test_rings_are_refused_where_no_kernel_reads_them(windowed: Path, backend: str, device: str, where: str) -> None:
     with pytest.raises(LoadRefused, match=f"window_cache: ring is possible {where} only"):

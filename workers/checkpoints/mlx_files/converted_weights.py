@@ -3,7 +3,8 @@
 mlx-lm keeps the weights of a convolution as [channels, taps, 1], and adds one to the norms of Qwen3.5 and Qwen3-Next,
 where the originals have [channels, 1, taps] and norms around zero (`sanitize` of mlx_lm/models/lfm2.py, qwen3_5.py,
 qwen3_next.py, granitemoehybrid.py and nemotron_h.py). Of LFM2 with experts it renames the MLPs of dense layers, too
-(lfm2_moe.py), and of latent attention it has a stack of the heads' matrices (deepseek_v3.py).
+(lfm2_moe.py), and of GPT-NeoX all tensors (gpt_neox.py). Of latent attention it has a stack of the heads' matrices
+(deepseek_v3.py).
 """
 
 import re
@@ -34,6 +35,8 @@ NORMS = (
 HEADS = (".embed_q", ".unembed_out")
 """The stacks of the matrices of each head of latent attention."""
 MLP = re.compile(r"((?!tower\.).+\.feed_forward\.)(gate_proj|up_proj|down_proj)((?:\..+)?)")
+NEOX = re.compile(r"model\.(h\.\d+|embed_in|final_layer_norm|embed_out)((?:\..+)?)")
+"""Names of GPT-NeoX, by mlx-lm."""
 PARTS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 """The matrices of an MLP of LFM2, by mlx-lm's names. Pixtral's tower has the latter by itself."""
 
@@ -102,7 +105,12 @@ def _of_heads(name: str) -> bool:
 
 
 def original_name(name: str) -> str:
-    """Return the original's name of a tensor or module of an MLP that mlx-lm renames; others keep theirs."""
+    """Return the original's name of a tensor or module that mlx-lm renames; others keep theirs."""
+    if (neox := NEOX.fullmatch(name)) is not None:
+        if neox[1] == "embed_out":
+            return f"embed_out{neox[2]}"
+        module = neox[1].replace("h.", "layers.") if neox[1].startswith("h.") else neox[1]
+        return f"gpt_neox.{module}{neox[2]}"
     match = MLP.fullmatch(name)
     return name if match is None else f"{match[1]}{PARTS[match[2]]}{match[3]}"
 

@@ -2,11 +2,12 @@
 
 import iree.runtime as rt
 
+from workers.engine.states.window_states import WindowStates
 from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.device.device import Device
 from workers.iree.kv_memory import host_kv
+from workers.iree.model.window_ring import TILE_ROWS
 from workers.iree.slot_state_buffer import SlotStateBuffer
-from workers.iree.window_states import WindowStates
 
 
 class SlotBuffers:
@@ -24,7 +25,8 @@ class SlotBuffers:
         """The rows that the rings of each slot have; None without rings."""
         if ring := plan.cache.ring:
             assert self.host_kv is not None, "rings are for a cache in host memory"
-            self.windows = WindowStates(self.host_kv, plan.cache.slots, ring, plan.config.widest_window - 1)
+            kept, reach = ring - TILE_ROWS, plan.config.widest_window - 1
+            self.windows = WindowStates(self.host_kv, plan.cache.slots, kept, reach)
 
     @property
     def state_bytes(self) -> int:

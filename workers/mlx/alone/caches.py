@@ -14,7 +14,7 @@ ROWS = (kinds.KVCache, kinds.ConcatenateKVCache)
 """Caches with a row for each token, which can be truncated to any number of rows."""
 _SLACK = 2 * kinds.KVCache.step
 """Rows of a windowed cache that it may have allocated beyond its bound."""
-_BITS = {4: np.uint32, 2: np.uint16, 1: np.uint8}
+_BITS = {8: np.uint64, 4: np.uint32, 2: np.uint16, 1: np.uint8}
 
 State = list[tuple[str, tuple[int, ...], bytes] | int | float | bool | str | None]
 """The leaves of a cache's `state`: type, shape and bytes of an array, or another value."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_map_with_path
 from mlx_lm import utils
 
@@ -24,11 +25,24 @@ def load_lone_model(path: Path, dtype: Dtype, quantize: Quantize) -> Any:
     except Exception as error:
         problem = f"cannot be loaded by mlx-lm: {type(error).__name__}: {error}"
         raise CheckpointError(path / "config.json", "", problem) from error
+    _check_written(path, model)
     if dtype != "auto":
         _cast(model, getattr(mx, dtype))
     if quantize != "none":
         _quantize(path, model, 8 if quantize == "int8" else 4)
     return model
+
+
+def _check_written(path: Path, model: Any) -> None:
+    """Raise `CheckpointError` for a vocabulary without tokens whose logits the module of mlx-lm writes, whatever the
+    vocabulary (phi3small): MLX does not check indices, and writes out of bounds."""
+    written = getattr(model, "_dummy_tokenizer_ids", None)
+    if written is None:
+        return
+    most, vocab = int(np.array(written).max()), int(model.args.vocab_size)
+    if most >= vocab:
+        problem = f"{vocab} is not above {most}, a token whose logits mlx-lm writes"
+        raise CheckpointError(path / "config.json", "vocab_size", problem)
 
 
 def _cast(model: Any, dtype: mx.Dtype) -> None:

@@ -16,8 +16,9 @@ from workers.checkpoints.weight_size import ITEM_BYTES, kv_row_bytes, weight_byt
 from workers.errors import LoadRefused
 from workers.host.memory import kv_share, leaving_bytes, spare_bytes
 from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
+from workers.iree.model import window_ring as iree_ring
 from workers.iree.model.width_padding import WidthPadding
-from workers.iree.model.window_ring import TILE_ROWS, ring_rows
+from workers.mlx.runtime import window_ring as mlx_ring
 from workers.process.spec import WorkerSpec
 from workers.process.startup.state_sizes import all_states_bytes
 from workers.process.startup.tier_reserve import tier_reserve
@@ -70,7 +71,7 @@ class ContextChoice:
         if (
             isinstance(config, ModelConfig)
             and has_rings(spec, backend, config)
-            and not _ring_rows(replace(spec, chosen_context=max(least, _rounded(rows))), config)
+            and not _ring_rows(replace(spec, chosen_context=max(least, _rounded(rows))), backend, config)
         ):
             rows = _rows(replace(spec, window_cache="full"), backend, config)
         if rows >= most:
@@ -93,9 +94,9 @@ def row_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig |
 
 def has_rings(spec: WorkerSpec, backend: str, config: ModelConfig) -> bool:
     """Return whether layers with a window keep a ring of rows, in a context that is long enough."""
-    if spec.window_cache == "full" or backend != "iree" or allocates_cache(spec, backend):
+    if spec.window_cache == "full" or not _reads_rings(spec, backend):
         return False
-    return _ring_rows(spec, config) > 0
+    return _ring_rows(spec, backend, config) > 0
 
 
 def ring_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig | EncoderConfig) -> int:
@@ -103,7 +104,7 @@ def ring_bytes(spec: WorkerSpec, backend: str, config: ModelConfig | LoneConfig 
     if not isinstance(config, ModelConfig) or not has_rings(spec, backend, config):
         return 0
     full = row_bytes(replace(spec, window_cache="full"), backend, config)
-    rows = _ring_rows(spec, config) + TILE_ROWS
+    rows = _ring_rows(spec, backend, config) + (iree_ring.TILE_ROWS if backend == "iree" else 0)
     return spec.max_batch_size * rows * (full - row_bytes(spec, backend, config))
 
 
@@ -118,13 +119,18 @@ def sequence_bytes(
 
 def check_window_cache(spec: WorkerSpec, backend: str) -> None:
     """Refuse rings where no kernel reads them. Raises `LoadRefused`."""
-    if spec.window_cache == "ring" and (backend != "iree" or allocates_cache(spec, backend)):
-        where = "with the backend iree" if backend != "iree" else "on a CPU"
+    if spec.window_cache == "ring" and not _reads_rings(spec, backend):
+        where = "on a CPU" if backend == "iree" else "with the backends iree and mlx"
         raise LoadRefused(f"window_cache: ring is possible {where} only: leave it out")
 
 
-def _ring_rows(spec: WorkerSpec, config: ModelConfig) -> int:
+def _reads_rings(spec: WorkerSpec, backend: str) -> bool:
+    return backend == "mlx" or (backend == "iree" and not allocates_cache(spec, backend))
+
+
+def _ring_rows(spec: WorkerSpec, backend: str, config: ModelConfig) -> int:
     context = spec.context or spec.chosen_context or config.max_positions
+    ring_rows = iree_ring.ring_rows if backend == "iree" else mlx_ring.ring_rows
     return ring_rows(config, spec.max_batch_size, context)
 
 

@@ -1,7 +1,6 @@
 """Layers with a window that keep their last rows alone: the tokens, and the limits of what can be continued."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,26 +8,30 @@ import numpy as np
 import pytest
 
 from protocol.errors import ErrorCode
-from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.gate import alone, run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.workers.iree.conftest import Load, fetch_all
+from tests.workers.ring_gate import (
+    RING_CONTEXT,
+    RING_SLOTS,
+    RING_TOKENS,
+    Kept,
+    check_continuations,
+    check_refusals,
+    check_state,
+)
 from tests.workers.tier_gate import run_tier_gate, serve
+from workers.checkpoints.architectures import window_ring
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
-from workers.engine.runner import Chunk, DecodeRow
 from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.iree.build import graph_plan
-from workers.iree.model import window_ring
 from workers.iree.model.window_ring import ring_rows
 from workers.iree.runner import IreeRunner
-from workers.sampling.sample_spec import SampleSpec
 
-CONTEXT, SLOTS, RING, KEPT = 320, 4, 128, 56
-TOKENS = tuple(int(token) for token in np.random.default_rng(5).integers(3, 500, CONTEXT))
-SPEC = SampleSpec(Sampling(), 0)
+RING, KEPT = 128, 56
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def runners(model: Path, load: Load) -> Iterator[tuple[IreeRunner, IreeRunner]]:
     """With a ring, and with all rows."""
-    both = [load(model, slots=SLOTS, context=CONTEXT, window_cache=kind) for kind in ("ring", "full")]
+    both = [load(model, slots=RING_SLOTS, context=RING_CONTEXT, window_cache=kind) for kind in ("ring", "full")]
     yield both[0], both[1]
     for runner in both:
         runner.close()
@@ -55,21 +58,9 @@ def runners(model: Path, load: Load) -> Iterator[tuple[IreeRunner, IreeRunner]]:
 def kept(runners: tuple[IreeRunner, IreeRunner]) -> tuple[Any, Any]:
     """The runners, for gates, which close them."""
     for runner in runners:
-        for slot in range(SLOTS):
+        for slot in range(RING_SLOTS):
             runner.reset(slot)
-    return tuple(_Kept(runner) for runner in runners)  # type: ignore[return-value]
-
-
-class _Kept:
-    def __init__(self, runner: IreeRunner) -> None:
-        self._runner = runner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-    def close(self) -> None:
-        for slot in range(SLOTS):
-            self._runner.reset(slot)
+    return tuple(Kept(runner) for runner in runners)  # type: ignore[return-value]
 
 
 def test_a_ring_holds_whole_blocks_and_pays_in_long_contexts(tmp_path: Path) -> None:
@@ -94,7 +85,7 @@ def test_less_memory_is_counted(kept: tuple[IreeRunner, IreeRunner]) -> None:
     assert full.window_rows == full.window_bytes == 0
     assert ring.row_bytes == full.row_bytes // 2
     assert ring.window_bytes == (RING + 64) * full.row_bytes // 2
-    assert kept[0].memory()["kv"] == SLOTS * ((CONTEXT + 64) * ring.row_bytes + ring.window_bytes)
+    assert kept[0].memory()["kv"] == RING_SLOTS * ((RING_CONTEXT + 64) * ring.row_bytes + ring.window_bytes)
 
 
 def test_tokens_are_those_of_all_rows(kept: tuple[Any, Any]) -> None:
@@ -112,28 +103,9 @@ def test_prefixes_are_reused_while_windows_have_their_rows(kept: tuple[Any, Any]
     assert report.hits > 0
 
 
-def test_a_slot_is_continued_where_windows_have_their_rows(kept: tuple[IreeRunner, IreeRunner]) -> None:
-    ring, full = kept
-    for runner in kept:
-        for start in range(0, 288, 32):
-            runner.prefill([Chunk(0, TOKENS[start : start + 32], start, start)], [None])
-    first = 288 - (RING - 64) + 15
-    with pytest.raises(ValueError, match=f"start: {first - 1} rows of slot 0, whose first {288 - RING + 64} are lost"):
-        ring.read_state(0, first - 1)
-    ring.copy_prefix(0, 1, first - 1)
-    with pytest.raises(ValueError, match=f"start: {first - 1} rows of slot 1, whose first {first - 1} are lost"):
-        ring.prefill([Chunk(1, TOKENS[first - 1 : first], first - 1, first - 1)], [SPEC])
-    for target, length in ((1, first), (2, 288), (0, first + 7)):
-        rows = [DecodeRow(target, TOKENS[length + at], length + at, length + at, SPEC) for at in range(3)]
-        tokens = []
-        for runner in kept:
-            runner.copy_prefix(0, target, length)
-            tokens.append(runner.decode(rows))
-        assert tokens[0] == tokens[1]
-    assert ring.prefill([Chunk(1, TOKENS[:9], 0, 0)], [SPEC]) == full.prefill([Chunk(1, TOKENS[:9], 0, 0)], [SPEC])
-    for slot in range(SLOTS):
-        ring.reset(slot)
-    windows = [array.window for array in ring._buffers.kv if array.window is not None]
+def test_a_slot_is_continued_where_windows_have_their_rows(kept: tuple[Any, Any]) -> None:
+    check_continuations(*kept)
+    windows = [array.window for array in kept[0]._buffers.kv if array.window is not None]
     assert len(windows) == 2
     assert not any(np.any(window.reshape(*window.shape[:4], -1)[..., :16]) for window in windows)
 
@@ -141,44 +113,12 @@ def test_a_slot_is_continued_where_windows_have_their_rows(kept: tuple[IreeRunne
 @pytest.mark.parametrize(
     "length", [9, 96, 130, 200], ids=["less than a window", "whole tiles", "around the end", "far"]
 )
-def test_a_state_is_the_rows_that_windows_read(kept: tuple[IreeRunner, IreeRunner], length: int) -> None:
-    """A slot is continued by a snapshot behind rows that its ring has lost, beside others and in place."""
-    ring, full = kept
-    for start in range(0, 256, 32):
-        ends = [start, length, start + 32] if start < length < start + 32 else [start, start + 32]
-        for low, high in pairwise(ends):
-            for runner in kept:
-                runner.prefill([Chunk(0, TOKENS[low:high], low, low)], [None])
-            if high == length:
-                state = bytes(ring.read_state(0))
-                assert state == bytes(ring.read_state(0, length))
-                assert len(state) == ring.capabilities.state_bytes
-    rows = bytes(ring.read_rows(0, 0, length))
-    ring.write_rows(2, 0, rows)
-    with pytest.raises(ValueError, match=f"start: {length} rows of slot 2, whose first {length} are lost"):
-        ring.read_state(2)
-    ring.copy_prefix(0, 1, length)
-    ring.copy_prefix(0, 0, length)
-    full.copy_prefix(0, 0, length)
-    again = [Chunk(0, TOKENS[length : length + 8], length, length)]
-    expected = full.prefill(again, [SPEC])
-    for slot in range(3):
-        ring.write_state(slot, state)
-        assert bytes(ring.read_state(slot)) == state
-        assert ring.prefill([Chunk(slot, again[0].tokens, length, length)], [SPEC]) == expected
-        assert bytes(ring.read_rows(slot, 0, length)) == rows
+def test_a_state_is_the_rows_that_windows_read(kept: tuple[Any, Any], length: int) -> None:
+    check_state(*kept, length)
 
 
-def test_states_of_other_slots_and_sizes_are_refused(kept: tuple[IreeRunner, IreeRunner]) -> None:
-    ring, _ = kept
-    with pytest.raises(ValueError, match=f"slot: {SLOTS} is not one of {SLOTS}"):
-        ring.read_state(SLOTS)
-    with pytest.raises(ValueError, match="slot: -1 is not one"):
-        ring.write_state(-1, bytes(ring.capabilities.state_bytes))
-    with pytest.raises(ValueError, match="state: 3 bytes, one of windows has"):
-        ring.write_state(0, b"abc")
-    with pytest.raises(ValueError, match="length: 1 rows of slot 0, which has 0"):
-        ring.read_state(0, 1)
+def test_states_of_other_slots_and_sizes_are_refused(kept: tuple[Any, Any]) -> None:
+    check_refusals(kept[0])
 
 
 def test_a_common_beginning_is_computed_once(kept: tuple[Any, Any]) -> None:
@@ -186,7 +126,7 @@ def test_a_common_beginning_is_computed_once(kept: tuple[Any, Any]) -> None:
     for states, cached in ((1 << 20, 192), (0, 0)):
         engine = BatchEngine(kept[0], max_queue=8, step_tokens=64, state_cache_bytes=states)
         for number, end in enumerate((290, 296)):
-            request = EngineRequest(number, TOKENS[:200] + TOKENS[end - 90 : end], max_tokens=4)
+            request = EngineRequest(number, RING_TOKENS[:200] + RING_TOKENS[end - 90 : end], max_tokens=4)
             cold = alone(kept[1], request)
             assert serve(engine, request) == (cold, cached if number else 0)
         assert engine.gauges().state_cache_bytes <= states
@@ -202,10 +142,10 @@ def test_the_head_for_multi_token_prediction_drafts_beside_rings(model: Path, lo
     """Its layer keeps all rows, and goes along with snapshots."""
     fields = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
     path = make_checkpoint(tmp_path, "mimo", tied=False, fields=fields)
-    runner = load(path, slots=SLOTS, context=CONTEXT, window_cache="ring", mtp=True)
+    runner = load(path, slots=RING_SLOTS, context=RING_CONTEXT, window_cache="ring", mtp=True)
     fetch_all(runner, "mtp", "rows")
     assert runner.capabilities.window_rows == KEPT
-    kept: Any = _Kept(runner)
+    kept: Any = Kept(runner)
     report = run_gate(lambda: kept, requests=16, longest=120, max_tokens=40, by_head=True)
     assert report.accepted <= report.drafted > 50
     assert run_prefix_gate(lambda: kept, begin=200).hits > 0
@@ -213,8 +153,27 @@ def test_the_head_for_multi_token_prediction_drafts_beside_rings(model: Path, lo
     runner.close()
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantized_rings(model: Path, load: Load, tmp_path: Path, kind: Any) -> None:
+    """Tokens are those of a quantized cache with all rows; a state has the bytes of quantized rows."""
+    path = make_checkpoint(tmp_path, "gemma3_text", head_dim=32, fields={"sliding_window": 16})
+    both = [
+        load(path, slots=RING_SLOTS, context=RING_CONTEXT, kv_dtype=kind, window_cache=cache)
+        for cache in ("ring", "full")
+    ]
+    ring, full = (Kept(runner) for runner in both)
+    assert ring.capabilities.row_bytes == both[1].capabilities.row_bytes // 2
+    report = run_gate(lambda: ring, make_reference=lambda: full, requests=8, max_tokens=12, speculates=True)
+    assert report.accepted > 0
+    check_continuations(ring, full)
+    check_state(ring, full, 200)
+    for runner in both:
+        runner.close()
+
+
 def test_a_part_of_a_prompt_is_refused_by_name(kept: tuple[Any, Any]) -> None:
-    request = EngineRequest(1, TOKENS[:100], max_tokens=2, sparse=SparsePrompt(kept=((0, 32), (68, 100))))
+    request = EngineRequest(1, RING_TOKENS[:100], max_tokens=2, sparse=SparsePrompt(kept=((0, 32), (68, 100))))
     with pytest.raises(RequestRefused, match=r"`sparse_prefill`: .* --window-cache full") as refused:
         BatchEngine(kept[0], max_queue=1, step_tokens=64).submit(request)
     assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "sparse_prefill")

@@ -1,8 +1,8 @@
 """The families that are batched on MLX are named without the import of mlx-lm."""
 
 from workers.checkpoints.architectures.families import FAMILIES
-from workers.mlx.architecture import ADAPTERS
 from workers.mlx.families import BATCHED, mlx_lm_has
+from workers.mlx.loading.adapters import ADAPTERS
 
 
 def test_batched_families_have_an_adapter_each() -> None:

@@ -45,7 +45,7 @@ def test_layouts_give_the_same_logits(load: Load, tmp_path: Path) -> None:
 
 def test_biases_of_routers_stay_in_float32(load: Load, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model", "nemotron_h", layers=4, fields=NEMOTRON_LATENTS)
-    mixture = load(path, dtype="bfloat16")._model.model.layers[2].mixer
+    mixture = load(path, dtype="bfloat16")._forward.model.model.layers[2].mixer
     stored: NDArray[Any] = open_weights(path)["backbone.layers.2.mixer.gate.e_score_correction_bias"]
     np.testing.assert_array_equal(np.array(mixture.score_bias), stored.astype(np.float32))
 
@@ -53,7 +53,7 @@ def test_biases_of_routers_stay_in_float32(load: Load, tmp_path: Path) -> None:
 def test_experts_are_quantized(load: Load, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "model", "nemotron_h", layers=4, fields=NEMOTRON_LATENTS | WIDE)
     exact, quantized = load(path).logits(CHUNK), load(path, quantize="int8")
-    mixture = quantized._model.model.layers[2].mixer
+    mixture = quantized._forward.model.model.layers[2].mixer
     assert all("scales" in module for module in (mixture.switch_mlp.fc1, mixture.switch_mlp.fc2))
     assert "scales" not in mixture.gate
     error = np.abs(quantized.logits(CHUNK) - exact).max() / np.abs(exact).max()
@@ -73,5 +73,5 @@ def test_experts_of_a_quantized_file_are_computed_with_as_they_are(load: Load, t
     file = make_gguf(path, tmp_path / "model.gguf", Type.Q8_0)
     write_safetensors(path / "model.safetensors", dict(open_weights(file)))
     runner = load(file, dtype="float32")
-    assert runner._model.model.layers[2].mixer.switch_mlp.fc1.bits == 8
+    assert runner._forward.model.model.layers[2].mixer.switch_mlp.fc1.bits == 8
     np.testing.assert_allclose(runner.logits(CHUNK), load(path).logits(CHUNK), atol=2e-4)

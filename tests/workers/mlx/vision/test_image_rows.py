@@ -50,7 +50,7 @@ def load_with(tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> An
         path = make_checkpoint(tmp_path / name, family, dtype=dtype, fields=fields, layers=4)
         config = replace(config, output=64)
         tower = UnreadTower(config, random_parameters(config), dtype)
-        monkeypatch.setattr("workers.mlx.runner.open_tower", lambda *_: tower)
+        monkeypatch.setattr("workers.mlx.loading.parts.open_tower", lambda *_: tower)
         return load(path, dtype=dtype, **options), load(path, dtype=dtype, vision=False, **options)
 
     return make

@@ -1,24 +1,42 @@
 """The last rows of layers with an attention window, as states that are read from and written to slots."""
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from workers.engine.states.lost_rows import LostRows
-from workers.iree.kv_groups import HostKvGroups
-from workers.iree.model.window_ring import TILE_ROWS
+
+
+class WindowRows(Protocol):
+    """The rings of all slots, as a runner has them."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements on the host."""
+
+    def window_bytes(self, rows: int) -> int:
+        """Return the bytes of so many rows of the rings of a slot."""
+
+    def read_windows(self, slot: int, start: int, end: int) -> NDArray[Any]:
+        """Return a copy of rows `start .. end` of the rings of a slot, in one dimension."""
+
+    def write_windows(self, slot: int, start: int, end: int, rows: NDArray[Any]) -> None:
+        """Write what `read_windows` has returned for these rows."""
 
 
 class WindowStates:
     """Owns which rows of each slot its rings have. A state is the rows that the next one reads in them: `reach`, of a
     shorter sequence all, with zeros behind them."""
 
-    def __init__(self, kv: HostKvGroups, slots: int, ring: int, reach: int) -> None:
-        """`ring` is the number of rows of a ring, and `reach` that of rows before a row that the layers read."""
+    def __init__(self, kv: WindowRows, slots: int, kept: int, reach: int) -> None:
+        """`kept` is the number of last rows that a ring has for sure, and `reach` that of rows before a row that the
+        layers read."""
         self._kv = kv
         self._slots = slots
         self._reach = reach
-        self._lost = LostRows(slots, ring - TILE_ROWS, reach)
+        self._lost = LostRows(slots, kept, reach)
         self.state_bytes = kv.window_bytes(reach)
         """Bytes of one state."""
 

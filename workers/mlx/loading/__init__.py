@@ -1,0 +1,1 @@
+"""Loads a checkpoint into mlx-lm's modules."""
