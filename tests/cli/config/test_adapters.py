@@ -31,9 +31,7 @@ def test_an_adapter_that_the_hub_does_not_have_is_refused_by_name(monkeypatch: p
         raise HubError(HubCause.NOT_FOUND, f"no {path}")
 
     monkeypatch.setattr("cli.config.panels.lora.resolve_adapter", resolve)
-    with pytest.raises(
-        CommandFailed, match=r"lora_modules: sql: there is no directory 'org/x', .*: no org/x"
-    ):
+    with pytest.raises(CommandFailed, match=r"lora_modules: sql: there is no directory 'org/x', .*: no org/x"):
         adapter_directories(["sql=org/x"])
 
 
