@@ -39,7 +39,7 @@ class AdapterInspection:
     """The modules that it changes by the last parts of their names, each with the number of its layers."""
     parameters: int = 0
     file_bytes: int = 0
-    """Of its tensors' file."""
+    """Bytes of its tensors' file."""
     model: str = ""
     """The path of the model that it was compared with; empty if there was none."""
     problem: str = ""

@@ -1,4 +1,4 @@
-"""Where adapters come from that requests load: folders of this machine, and repositories of the hub that the settings
+"""Sources of the adapters that requests load: folders of this machine, and repositories of the hub that the settings
 allow."""
 
 from collections.abc import Awaitable, Callable, Sequence
