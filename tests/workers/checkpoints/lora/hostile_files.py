@@ -51,9 +51,17 @@ def tensors(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     return spoil
 
 
+def emptied(directory: Path) -> None:
+    (directory / WEIGHTS).write_bytes(b"")
+
+
 def text(content: bytes) -> Callable[[Path], None]:
     """Write another description."""
-    return lambda directory: (directory / CONFIG).write_bytes(content) and None
+
+    def spoil(directory: Path) -> None:
+        (directory / CONFIG).write_bytes(content)
+
+    return spoil
 
 
 def of_type(dtype: Any) -> Callable[[dict[str, Any]], None]:
@@ -85,7 +93,7 @@ _SPOILED: Mapping[str, tuple[Callable[[Path], None], str]] = {
     "header of 2**63": (header(1 << 63), "is not a safetensors file"),
     "header of 1 GiB": (header(1 << 30, b"{", size=1 << 31), "is not a safetensors file"),
     "header past the end": (header(1 << 20, b"{}"), "is not a safetensors file"),
-    "empty file": (lambda directory: (directory / WEIGHTS).write_bytes(b"") and None, "is not a safetensors file"),
+    "empty file": (emptied, "is not a safetensors file"),
     "no object": (described([]), "is not a safetensors file"),
     "offsets past the end": (described({"a": _ENTRY | {"data_offsets": [0, 1 << 60]}}), "is not a safetensors file"),
     "overlap": (described({"a": _ENTRY, "b": _ENTRY}), "is not a safetensors file"),
