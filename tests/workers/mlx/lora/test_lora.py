@@ -62,7 +62,7 @@ def test_experts_are_refused_by_name(tmp_path: Path, load: Load) -> None:
 
 UNTIED = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gpt_neox", "gpt_oss", "phi", "phimoe")
 """Families whose heads have weights of their own on MLX."""
-REFUSED = {"gpt_neox": "query_key_value", "granitemoehybrid": "shared_mlp", "lfm2_moe": "feed_forward"}
+REFUSED = {"granitemoehybrid": "shared_mlp"}
 """Modules that mlx-lm has in another form, which IREE adapts."""
 
 
