@@ -9,7 +9,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.actor import Ref
-from gateway.admin.adapter_routes import AdapterRoutes
+from gateway.admin.adapters.adapter_routes import AdapterRoutes
+from gateway.admin.adapters.adapter_sources import FetchAdapter
 from gateway.admin.endpoints import Admin, KeyAdmin
 from gateway.admin.joining import TokenAdmin
 from gateway.admin.kill import WorkerKill
@@ -65,6 +66,7 @@ def create_app(
     joins: RemoteJoin | None = None,
     retired: Callable[[], bool] = lambda: False,
     records: RecordStore | None = None,
+    fetch_adapter: FetchAdapter | None = None,
 ) -> AuthMiddleware:
     """Build the app over one router. It starts no task, and runs on any ASGI server.
 
@@ -77,6 +79,8 @@ def create_app(
     `traces` exports the traces of requests; `tls` is the certificate of the server, which a request can reload.
     `joins` makes tokens for workers that join; without it none can.
     `records` are those by which streams move between gateways; without them each stream ends with its gateway.
+    `fetch_adapter` has adapters from the hub that `allow_lora_repos` allows. Raises `AdapterStateInvalid` for the
+    `lora_state_dir` of the settings, whose adapters are loaded.
     `retired` tells whether clients have to connect anew; responses that have no end of their own then end.
     """
     openai = openai_dialect(router, settings)
@@ -147,7 +151,7 @@ def create_app(
         *KeyAdmin(keys, settings).routes(),
         *TlsReload(tls, settings).routes(),
         *(Admin(fleet, settings, router.canonical).routes() if fleet is not None else ()),
-        *AdapterRoutes(router, settings).routes(),
+        *AdapterRoutes(router, settings, fetch_adapter).routes(),
         *PageFiles(settings).routes(),
     ]
     routes.append(Route("/openapi.json", OpenApiEndpoint(routes).document))

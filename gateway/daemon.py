@@ -25,6 +25,7 @@ from actors.supervision.worker import WorkerStatus
 from actors.system import ActorSystem
 from actors.transport.endpoint import sweep
 from baton_serve import __version__
+from gateway.admin.adapters.adapter_sources import FetchAdapter
 from gateway.app import create_app
 from gateway.fleet.descriptors import Descriptors
 from gateway.fleet.fleet import Fleet
@@ -97,6 +98,7 @@ async def run_daemon(
     manager: ServiceManager | None = None,
     models: Sequence[ModelTerms] = (),
     memory_budget: float = math.inf,
+    fetch_adapter: FetchAdapter | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, then end cleanly; a second signal skips the grace.
 
@@ -108,11 +110,12 @@ async def run_daemon(
 
     `on_listening` gets the address once it is bound (`unix:PATH` and 0 without a port), `on_status` every change of a
     worker. `keys` and `tls` are by default those of the settings. `manager` is notified of the end, and that the event
-    loop runs.
+    loop runs. `fetch_adapter` has the adapters of the hub that requests may load.
 
     Raises `BindError`, and `ApiKeysInvalid`, `TlsInvalid`, `StoreUnavailable`, `TracesUnavailable` and
     `SharingUnavailable` for the keys, the certificate, the store, the traces and the `redis_url` of the settings,
-    before anything starts, and `WorkersGaveUp` or `TakeOverFailed` after everything has ended.
+    before anything starts, `AdapterStateInvalid` for their `lora_state_dir`, and `WorkersGaveUp` or `TakeOverFailed`
+    after everything has ended.
     """
     keys = ApiKeys(settings) if keys is None else keys
     tls = tls_of(settings) if tls is None else tls
@@ -162,6 +165,7 @@ async def run_daemon(
                     traces=traces,
                     sharing=sharing,
                     on_listening=on_listening,
+                    fetch_adapter=fetch_adapter,
                 )
                 if listeners is not None:
                     daemon.use(listeners)
@@ -263,6 +267,7 @@ class _Daemon(Actor[DaemonMessage]):
         traces: "OtlpTraces | None",
         sharing: "Sharing | None",
         on_listening: Callable[[str, int], None] | None,
+        fetch_adapter: FetchAdapter | None,
     ) -> None:
         self.problem: TakeOverFailed | None = None
         self.reasons: tuple[str, ...] = ()
@@ -273,6 +278,7 @@ class _Daemon(Actor[DaemonMessage]):
         self._models = models
         self._joins = joins
         self._descriptors = descriptors
+        self._fetch_adapter = fetch_adapter
         self._on_listening = on_listening
         self._predecessor = predecessor
         self._keys = keys
@@ -392,6 +398,7 @@ class _Daemon(Actor[DaemonMessage]):
             joins=self._joins,
             retired=lambda: listeners.first.retired,
             records=self._records,
+            fetch_adapter=self._fetch_adapter,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(hand_over.run, app, settings, self._over)

@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 from actors.supervision.deadlines import Deadlines
 from gateway.host_names import check_gateway, parse_origin, parse_pattern
 from gateway.key_weights import parse_weights
+from gateway.repository_names import check_repository
 from protocol.bounds import MAX_FRAMES_PER_MESSAGE, MAX_MILLISECONDS, MAX_TOKENS
 from protocol.scheduling import SchedulerPolicy
 
@@ -17,7 +18,8 @@ Routing = Literal["prefix", "least-loaded", "round-robin"]
 """The choice of a worker among those with a free slot: the one that is expected to be done first, given what it holds
 of the prompt; the one with the fewest sequences; or each in turn."""
 MAX_NAMES = 256
-"""Entries of `allowed_hosts`, of `allow_image_urls`, of `lora_dirs`, of `cors_origins`, and of `trusted_gateways`."""
+"""Entries of `allowed_hosts`, of `allow_image_urls`, of `lora_dirs`, of `allow_lora_repos`, of `cors_origins`, and of
+`trusted_gateways`."""
 
 
 class GatewaySettingsError(ValueError):
@@ -58,6 +60,12 @@ class GatewaySettings:
 
     lora_dirs: tuple[str, ...] = ()
     """Folders below which requests may load adapters at run time; none: they may load none."""
+    allow_lora_repos: tuple[str, ...] = ()
+    """Repositories of the hub from which requests may load adapters at run time, `ORG/NAME`, `ORG/*`, or `*` for any:
+    see `gateway.repository_names`. None: they may load none."""
+    lora_state_dir: str = ""
+    """The folder in which adapters that were loaded at run time are kept for the next start; empty: they are forgotten.
+    See `gateway.admin.adapters.adapter_state`."""
 
     trusted_gateways: tuple[str, ...] = ()
     """Addresses or networks of gateways in front whose headers are trusted, or `unix` for the Unix socket: see
@@ -235,6 +243,12 @@ class GatewaySettings:
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("allow_image_urls", self.allow_image_urls, parse_pattern)
         self._check_names("lora_dirs", self.lora_dirs, _check_folder)
+        self._check_names("allow_lora_repos", self.allow_lora_repos, check_repository)
+        if self.lora_state_dir:
+            self._check_names("lora_state_dir", (self.lora_state_dir,), _check_folder)
+            if not self.lora_dirs and not self.allow_lora_repos:
+                problem = "without lora_dirs and allow_lora_repos, nothing is loaded that could be kept"
+                raise GatewaySettingsError(f"lora_state_dir: {problem}")
         self._check_names("cors_origins", self.cors_origins, parse_origin)
         self._check_names("trusted_gateways", self.trusted_gateways, check_gateway)
         if self.store not in ("memory", "none") and not self.store_path:

@@ -24,12 +24,14 @@ MAY_IMPORT = {
 
 _GATEWAY_BASE = {
     *("host_names", "settings", "errors", "metrics", "tracing", "body_budget", "answer_budget", "key_weights"),
+    "repository_names",
 }
 PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "gateway": {
         "host_names": set(),
         "key_weights": set(),
-        "settings": {"host_names", "key_weights"},
+        "repository_names": set(),
+        "settings": {"host_names", "key_weights", "repository_names"},
         "errors": set(),
         "garbage_collection": set(),
         "tracing": set(),
@@ -83,7 +85,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         | {"openapi", "models"},
         "daemon": _GATEWAY_BASE
         | {"garbage_collection", "loop_lag", "routing", "keys", "http", "streaming", "responses", "fleet", "fronts"}
-        | {"app", "models", "shared"},
+        | {"app", "admin", "models", "shared"},
     },
     "gateway.responses": {
         "errors": set(),

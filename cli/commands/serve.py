@@ -18,8 +18,10 @@ from cli.config.launch import gateway_settings
 from cli.config.prefix_directory import PrefixTierPlan
 from cli.config.served_models import ServedModels
 from cli.config.settings import Settings, flag
+from cli.config.several.hub_fetch import fetch_adapter
 from cli.terminal.loading import LoadingDisplay, choose_display
 from cli.terminal.ready_message import ReadyMessage
+from gateway.admin.adapters.adapter_state import AdapterState, AdapterStateInvalid
 from gateway.daemon import SharingUnavailable, TracesUnavailable, WorkersGaveUp, run_daemon
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
@@ -42,7 +44,9 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     gateway = gateway_settings(settings)
     try:
         keys, tls = ApiKeys(gateway), tls_of(gateway)
-    except (ApiKeysInvalid, TlsInvalid) as error:
+        if gateway.lora_state_dir:
+            AdapterState(gateway.lora_state_dir)  # what is wrong with it is said before a model is loaded
+    except (AdapterStateInvalid, ApiKeysInvalid, TlsInvalid) as error:
         raise CommandFailed(str(error)) from error
     if take_over and not settings.workers:
         raise CommandFailed(
@@ -68,6 +72,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
             with tier.opened():
                 anyio.run(functools.partial(_serve, gateway, served, ready_message, display, predecessor, keys, tls))
         except (
+            AdapterStateInvalid,
             BindError,
             SharingUnavailable,
             StoreUnavailable,
@@ -129,6 +134,7 @@ async def _serve(
         tls=tls,
         models=served.terms,
         memory_budget=served.budget,
+        fetch_adapter=fetch_adapter,
     )
 
 

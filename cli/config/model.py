@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cli.config.errors import CommandFailed
-from cli.config.panels.lora import named_adapters
+from cli.config.panels.lora import adapter_directories
 from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
@@ -92,10 +92,10 @@ def worker_spec(
         draft_model=str(draft.path) if draft else "",
         draft_name=draft.name if draft else "",
         adapter=str(Path(settings.adapter).expanduser().absolute()) if settings.adapter else "",
-        lora_modules=named_adapters(settings.lora_modules),
+        lora_modules=adapter_directories(settings.lora_modules),
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank,
-        runtime_lora=bool(settings.lora_dirs),
+        runtime_lora=bool(settings.lora_dirs or settings.allow_lora_repos),
         sparse_prefill=settings.sparse_prefill,
         sparse_prefill_tokens=settings.sparse_prefill_tokens,
         sparse_prefill_keep=settings.sparse_prefill_keep,

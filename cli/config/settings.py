@@ -438,6 +438,7 @@ class Settings(PlacementSettings, JoiningSettings, LimitSettings, LoraSettings, 
         "server_key",
         "lora_modules",
         "lora_dirs",
+        "allow_lora_repos",
         mode="before",
     )
     @classmethod

@@ -43,16 +43,23 @@ def list_(settings: Settings, as_json: Json = False) -> None:
     list_models(settings, as_json=as_json)
 
 
-@takes_settings("model", "backend", "device", "dtype", "context", "mmproj")
+@takes_settings("model", "backend", "device", "dtype", "context", "mmproj", "max_lora_rank")
 def inspect(
     settings: Settings,
+    base: Annotated[
+        str,
+        typer.Option(
+            help="Of a LoRA adapter: the model that it is for.", metavar="MODEL", show_default="the one that it names"
+        ),
+    ] = "",
     tensors: Annotated[bool, switch("--tensors", help="List each tensor: its type, its shape and its use.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Report what a checkpoint is, which backends serve it, and what memory it takes, by the headers of its files."""
+    """Report what a checkpoint is, which backends serve it, and what memory it takes, by the headers of its files; of a
+    LoRA adapter, whether it fits a model."""
     from cli.commands.models.inspecting import inspect_model
 
-    if not inspect_model(settings, Console(highlight=False), tensors=tensors, as_json=as_json):
+    if not inspect_model(settings, Console(highlight=False), tensors=tensors, as_json=as_json, base=base):
         raise typer.Exit(1)
 
 

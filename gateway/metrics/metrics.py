@@ -167,6 +167,10 @@ class Metrics:
         """The counter of requests that named this adapter of a model."""
         return self._adapters.labels(model, adapter)
 
+    def forget_adapter(self, model: str, adapter: str) -> None:
+        """Drop the counter of an adapter that is gone: clients choose the names of those that they load."""
+        self._adapters.remove(model, adapter)
+
     def model_changed(self, model: str, change: str) -> None:
         """Count a load, an unload, or a load that failed."""
         self._model_changes.labels(model, change).inc()

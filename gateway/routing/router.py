@@ -35,6 +35,7 @@ from gateway.key_weights import client_name, key_of_client
 from gateway.metrics.metrics import Metrics
 from gateway.metrics.samples import Observed
 from gateway.routing.adapters.loads import AdapterLoads
+from gateway.routing.adapters.registry import is_version
 from gateway.routing.admission.terms import AdmissionTerms, prompt_tokens
 from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.circuit_breaker import Breaker
@@ -103,7 +104,9 @@ class Router(Actor[WorkerNotice | Terminated]):
         self._placement = Placement(settings, self.pool, self.metrics, self._fail, class_weight)
         self._transfers = RowTransfers(self.pool, self._placement, self.metrics)
         self._delivery = Delivery(self.pool, self._placement, self._clock, self._fail, self._transfers.begun)
-        self.adapters = AdapterLoads(self.pool, self._placement.live, self.model_changed, self._fail)
+        self.adapters = AdapterLoads(
+            self.pool, self._placement.live, self.model_changed, self._fail, self.metrics.forget_adapter
+        )
         self.metrics.watch_adapters(self.adapters.samples)
         self._queries = PromptQueries(self.pool, self._placement, self._error, settings.worker_wait_s)
 
@@ -166,8 +169,7 @@ class Router(Actor[WorkerNotice | Terminated]):
         group = RequestGroup(request_id, model, request.output, body, len(request.sequences), self._release)
         group.adapter = request.adapter
 
-        version = self.pool.runtime.version(request.adapter)
-        adapter = request.adapter if version is None else version.wire
+        adapter = self.on_workers(request.adapter)
 
         def tenant(salt: str) -> str:
             return adapted_tenant(tenant_of(key, salt, checked=checked, fairness_id=fairness_id), adapter)
@@ -375,6 +377,20 @@ class Router(Actor[WorkerNotice | Terminated]):
             return request
         adapter = "" if self.pool.parent(request.model) is None else request.model
         return dataclasses.replace(request, model=model, adapter=adapter)
+
+    def on_workers(self, adapter: str) -> str:
+        """The name on workers of the adapter that requests name so; empty for none."""
+        version = self.pool.runtime.version(adapter)
+        return adapter if version is None else version.wire
+
+    def adapter_digest(self, model: str, adapter: str) -> str:
+        """Return the name of an adapter on workers with a digest that tells its weights from others: of its files if it
+        was loaded at run time, and otherwise of the model and all adapters that were loaded with it, as a worker has
+        it. Empty for no adapter."""
+        if not adapter or is_version(adapter):
+            return adapter
+        hellos = (handle.status.hello for handle in self.pool.of(model))
+        return f"{adapter}@{next((each.model_digest for each in hellos if each is not None), '')}"
 
     def with_adapters(self, models: Iterable[str]) -> list[str]:
         """Return the names of models, each followed by those of its adapters."""

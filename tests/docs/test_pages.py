@@ -19,7 +19,7 @@ from cli.config.panels.field import PANELS
 from cli.config.settings import Settings, flag, of_panels
 from cli.config.sources import load
 from cli.main import app
-from gateway.admin.adapter_routes import LoadLoraAdapter, UnloadLoraAdapter
+from gateway.admin.adapters.adapter_routes import LoadLoraAdapter, UnloadLoraAdapter
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics.metrics import Metrics
 from gateway.openai.decoding import RequestDecoder

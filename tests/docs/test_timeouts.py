@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("actors/join", "actors/supervision", "actors/transport", "gateway/http", "gateway/routing")
 FILES = (
     "actors/process/child.py",
+    "gateway/admin/adapters/adapter_sources.py",
     "gateway/fleet/remote_join.py",
     "gateway/fleet/steps.py",
     "protocol/events.py",

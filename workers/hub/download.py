@@ -98,7 +98,7 @@ class Download:
         damaged = self._damaged(Path(files[0].local_path).parent)
         sizes |= damaged
         missing = sum(sizes[file.filename] for file in files if file.will_download or file.filename in damaged)
-        free = shutil.disk_usage(_existing(self._cache)).free
+        free = shutil.disk_usage(existing(self._cache)).free
         if missing > free:
             raise disk_full(self._model, str(self._cache), missing, free)
         return Plan(commit, sum(sizes.values()), missing, tuple(damaged), wanted)
@@ -234,7 +234,7 @@ def _patterns(files: Sequence[str]) -> Sequence[str]:
     return files if files == FILES else [glob.escape(name) for name in files]
 
 
-def _existing(folder: Path) -> Path:
+def existing(folder: Path) -> Path:
     """The folder, or the first above it that exists."""
     return next(each for each in (folder, *folder.parents) if each.exists())
 

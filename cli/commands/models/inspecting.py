@@ -6,7 +6,8 @@ import msgspec
 from rich.console import Console
 
 from actors.process.logs import configure_logging
-from cli.config.errors import CommandFailed
+from cli.commands.models.adapter_inspecting import inspect_adapter
+from cli.config.errors import CommandFailed, InvalidOption
 from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from cli.config.several.hub_model import absent_hub_model
@@ -17,10 +18,15 @@ from workers.plugins import registered_backends
 from workers.process.backends import PACKAGES
 
 
-def inspect_model(settings: Settings, console: Console, *, tensors: bool, as_json: bool) -> bool:
-    """Print what is known of a checkpoint on this machine. Returns whether a backend here serves it. Raises
-    `CommandFailed` for what is no checkpoint, and for a model of the hub that is not in the cache."""
+def inspect_model(settings: Settings, console: Console, *, tensors: bool, as_json: bool, base: str = "") -> bool:
+    """Print what is known of a checkpoint on this machine, or of a LoRA adapter for the model `base`. Returns whether a
+    backend here serves it. Raises `CommandFailed` for what is neither, and for a model of the hub that is not in the
+    cache."""
     configure_logging("inspect", "warning")  # to standard error
+    if (adapter := inspect_adapter(settings, console, base=base, as_json=as_json)) is not None:
+        return adapter
+    if base:
+        raise InvalidOption(f"--base: {settings.model!r} is not the directory of a LoRA adapter")
     try:
         absent = absent_hub_model(settings)
         if absent is not None:

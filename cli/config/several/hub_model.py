@@ -1,24 +1,19 @@
 """A model of the hub that is downloaded when a request needs it."""
 
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from subprocess import PIPE
 
-import anyio
 import anyio.to_thread
-import structlog
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from actors.supervision.local import CommandLine
-from baton_serve.start import module_command
 from cli.config.errors import CommandFailed
 from cli.config.launch import like_command, worker_command
 from cli.config.model import ChosenModel, chosen_name, is_builtin, takes_projector
 from cli.config.model_settings import ModelSettings
 from cli.config.settings import Settings
+from cli.config.several.hub_fetch import fetch
 from cli.config.several.memory_plan import MemoryPlan
 from cli.config.several.planned_model import PlannedModel, configured_terms
 from gateway.fleet.launch import LaunchRefused, WorkerLaunch
@@ -29,11 +24,6 @@ from workers.hub.download import Download, WithProjector
 from workers.hub.hub_id import HubId
 from workers.hub.resolve import hub_id
 from workers.process.spec import WorkerSpec
-
-REPORTED = 0.1
-"""Share of a download after which its progress is logged again."""
-MAX_LINE = 1 << 16
-_log = structlog.get_logger("cli.config.several.hub_model")
 
 
 def absent_hub_model(settings: Settings) -> HubId | None:
@@ -112,27 +102,3 @@ class HubModel:
         if not self._specs:
             raise LaunchRefused(f"{self.hub} is not on this machine yet: a request for {self.name} downloads it")
         return like_command(self._specs[index], name, checkpoint)
-
-
-async def fetch(model: HubId) -> Path:
-    """Return the folder of a model in the cache, after a download of what is missing. It ends with this task. Raises
-    `ModelUnavailable`."""
-    command = module_command("workers.hub", str(model))
-    logged = 0.0
-    async with await anyio.open_process(command, stdin=PIPE, stdout=PIPE, stderr=None) as process:
-        assert process.stdout is not None, "it is a pipe"
-        lines = BufferedByteReceiveStream(process.stdout)
-        while True:
-            try:
-                line = json.loads(await lines.receive_until(b"\n", MAX_LINE))
-            except (anyio.IncompleteRead, anyio.DelimiterNotFound, anyio.EndOfStream, ValueError) as error:
-                raise ModelUnavailable(f"the download of {model} ended without a result") from error
-            match line:
-                case {"path": str(path)}:
-                    _log.info("model_fetched", hub=str(model), path=path)
-                    return Path(path)
-                case {"problem": str(problem)}:
-                    raise ModelUnavailable(problem)
-                case {"done": int(done), "total": int(total)} if not logged or done >= logged + REPORTED * total:
-                    logged = done
-                    _log.info("model_downloads", hub=str(model), done=done, total=total)

@@ -14,6 +14,7 @@ from gateway.routing.failure import RequestFailure
 from gateway.routing.sequence import LiveSequence
 from gateway.routing.worker_handle import WorkerHandle
 from gateway.routing.worker_pool import WorkerPool
+from protocol.bounds import MAX_ADAPTERS
 from protocol.commands import Command
 from protocol.errors import ErrorCode
 from protocol.events import AdapterChanged
@@ -57,9 +58,12 @@ class AdapterLoads:
         live: Callable[[], Iterable[LiveSequence]],
         serve: Callable[[str], None],
         fail: Callable[[LiveSequence, RequestFailure], None],
+        uncount: Callable[[str, str], None] = lambda model, adapter: None,
     ) -> None:
         """`live` returns the sequences of all models, `serve` is called for a model whose worker has got an adapter,
-        and `fail` for a sequence whose adapter no worker can load any more."""
+        `fail` for a sequence whose adapter no worker can load any more, and `uncount` with a model and the name of an
+        adapter of it that is gone."""
+        self._uncount = uncount
         self._pool = pool
         self._live = live
         self._serve = serve
@@ -134,6 +138,18 @@ class AdapterLoads:
         if problem:
             raise AdapterRefused(problem, unavailable=not load.problem)
 
+    def restore(self, name: str, model: str, digest: str, paths: tuple[str, ...]) -> bool:
+        """Let requests name an adapter that an earlier gateway had loaded, and workers load it when they are ready.
+        False if its model has `MAX_ADAPTERS` already."""
+        if (number := self.registry.free_number(model, MAX_ADAPTERS)) is None:
+            return False
+        version = AdapterVersion(name, model, number, digest, paths)
+        self.registry.want(version)
+        self.registry.publish(version)
+        for handle in self._pool.of(model):
+            self.changed(handle)
+        return True
+
     def unload(self, name: str) -> bool:
         """Let no more requests name an adapter. Those that have it are answered with it, and workers forget it then.
         False if there is none."""
@@ -145,14 +161,17 @@ class AdapterLoads:
 
     def changed(self, handle: WorkerHandle) -> None:
         """Ask a worker for what it lacks, and let it forget what is not wanted. Called when its state has changed."""
-        if not handle.ready or not _places(handle):
+        if not handle.ready:
             return
         state = self._workers.get(handle.name)
         if state is None or state.incarnation != handle.incarnation:
             state = self._workers[handle.name] = WorkerAdapters(handle.incarnation)
         state.compare(self.registry)
         handle.loaded_adapters = set(state.loaded)
-        loads = state.loads(self.registry.wanted(handle.model), _places(handle))
+        places = _places(handle)
+        for version in state.without_place(self.registry.wanted(handle.model), places):
+            self._refused(handle, version, f"it has room for {places} adapters at run time: raise max_loras")
+        loads = state.loads(self.registry.wanted(handle.model), places)
         commands: list[Command] = [*state.unloads(), *(load_command(query, each) for query, each in loads.items())]
         if not commands:
             return
@@ -191,13 +210,17 @@ class AdapterLoads:
         version = state.answered(event.query, refused=bool(event.text), registry=self.registry)
         if version is not None:
             if event.text:
-                problem = event.text
-                _log.warning("adapter_refused", worker=handle.name, adapter=version.wire, problem=problem)
-            self._note(version.wire, handle.name, loaded=not event.text, problem=event.text)
-            if event.text:
-                self._give_up(version.wire)
+                self._refused(handle, version, event.text)
+            else:
+                self._note(version.wire, handle.name, loaded=True)
         self.changed(handle)
         self._serve(handle.model)
+
+    def _refused(self, handle: WorkerHandle, version: AdapterVersion, problem: str) -> None:
+        """A worker cannot load a version, which its state has among the refused ones."""
+        _log.warning("adapter_refused", worker=handle.name, adapter=version.wire, problem=problem)
+        self._note(version.wire, handle.name, problem=problem)
+        self._give_up(version.wire)
 
     def lost(self, handle: WorkerHandle) -> None:
         """An incarnation is gone, with all that it had loaded."""
@@ -238,6 +261,8 @@ class AdapterLoads:
 
     def _forget(self, version: AdapterVersion) -> None:
         self.registry.drop(version.wire)
+        if all(each.name != version.name for each in self.registry.wanted(version.model)):
+            self._uncount(version.model, version.name)
         for handle in self._pool.of(version.model):
             self.changed(handle)
         self.forgotten(version)

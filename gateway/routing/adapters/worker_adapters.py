@@ -30,6 +30,12 @@ class WorkerAdapters:
                 self.unloading.add(wire)
         self.refused = {wire: each for wire, each in self.refused.items() if registry.find(wire) == each}
 
+    def without_place(self, wanted: list[AdapterVersion], places: int) -> list[AdapterVersion]:
+        """Return the versions for which the worker has no place, and note that it refuses them."""
+        found = [each for each in wanted if each.number > places and each.wire not in self.refused]
+        self.refused |= {each.wire: each for each in found}
+        return found
+
     def unloads(self) -> list[UnloadAdapter]:
         """Return the commands for what the worker has to forget, which come before those of `loads`."""
         return [UnloadAdapter(secrets.randbelow(MAX_COUNT), wire) for wire in sorted(self.unloading)]

@@ -9,6 +9,7 @@ import structlog
 
 from gateway.body_budget import HeldBody
 from gateway.errors import RefusalCode, RequestError, invalid
+from gateway.generation.request import GenerationRequest
 from gateway.generation.tenant import tenant_of
 from gateway.http.conventions import HttpConventions
 from gateway.http.exchange import HttpExchange
@@ -80,6 +81,7 @@ class StreamMover:
             template_now(request),
             group.call_key,
             limits.total_s,
+            self._router.adapter_digest(group.model, group.sequences[0].submit.adapter),
         )
         stream_id, owner = renderer.answer_id(exchange.token), _owner(exchange)
         return self._records.keep(stream_id, owner, record.encoded(), request.output.resume_s)
@@ -157,6 +159,7 @@ class StreamMover:
             request = record.pinned(loaded)
             if request is None:
                 raise UnknownStream
+            await self._check_adapter(record.adapter, request)
             self._streams.check_room(exchange.client)
             total_s = min(record.total_s, self._settings.request_timeout_s)
             group = self._gate.open(exchange, request, body, RequestTimeLimits(total_s, 0.0))
@@ -180,6 +183,17 @@ class StreamMover:
         stream = self._streams.keep(reply, log, request.output.resume_s, reader, known=True)
         _log.info("stream_taken_over", request=group.request_id, stream=reply.id)
         return stream, reader
+
+    async def _check_adapter(self, recorded: str, request: GenerationRequest) -> None:
+        """Refuse a stream whose adapter has other weights here, which would continue it with other tokens. Raises
+        `RequestError`."""
+        router = self._router
+        if recorded:  # the digest of adapters that are loaded with a model is known from a worker on
+            await router.described(request.model)
+        here = router.resolved(request)
+        if router.adapter_digest(here.model, router.on_workers(here.adapter)) != recorded:
+            text = f"the adapter {request.model!r} has other weights here than at the gateway that had the stream"
+            raise RequestError(RefusalCode.EVENTS_GONE, text, field="model")
 
 
 class StreamElsewhere(RequestError):

@@ -29,6 +29,8 @@ class StreamRecord(Struct, frozen=True):
     """See `gateway.routing.live_request.LiveRequest`."""
     total_s: float
     """The time limit of the request, which begins anew at another gateway."""
+    adapter: str = ""
+    """Its adapter: see `gateway.routing.router.Router.adapter_digest`."""
 
     def encoded(self) -> bytes:
         """The record as bytes."""

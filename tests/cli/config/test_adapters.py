@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cli.config.errors import CommandFailed
-from cli.config.panels.lora import named_adapters
+from cli.config.panels.lora import adapter_directories, named_adapters
 from cli.config.settings import Settings
 from protocol.commands import Submit, adapted_tenant, client_of
 from protocol.request import Limits, Sampling, TextInput
@@ -14,6 +14,7 @@ from tests.checkpoints import make_checkpoint
 from tests.workers.checkpoints.lora.lora_files import make_lora
 from tests.workers.process.harness.gateway_peer import scripted
 from workers.errors import LoadRefused
+from workers.hub.errors import HubCause, HubError
 from workers.process.prompts.request_adapter import adapter_refusal
 from workers.process.startup.describe import describe
 
@@ -21,7 +22,17 @@ from workers.process.startup.describe import describe
 def test_adapters_are_named_by_flags_a_variable_or_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_LORA_MODULES", "sql=/a/b=c, py=d")
     found = named_adapters(Settings().lora_modules)
-    assert found == {"sql": "/a/b=c", "py": str(Path("d").absolute())}
+    assert found == {"sql": "/a/b=c", "py": "d"}
+    assert adapter_directories(Settings().lora_modules) == {"sql": "/a/b=c", "py": str(Path("d").absolute())}
+
+
+def test_an_adapter_that_the_hub_does_not_have_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(path: str) -> Path:
+        raise HubError(HubCause.NOT_FOUND, f"no {path}")
+
+    monkeypatch.setattr("cli.config.panels.lora.resolve_adapter", resolve)
+    with pytest.raises(CommandFailed, match=r"lora_modules: sql: there is no directory 'org/x', .*: no org/x"):
+        adapter_directories(["sql=org/x"])
 
 
 @pytest.mark.parametrize(

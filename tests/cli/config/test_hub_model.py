@@ -1,5 +1,6 @@
 """A model of the hub that is not on this machine when the server starts."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import structlog.testing
 from cli.config.errors import CommandFailed
 from cli.config.served_models import ServedModels
 from cli.config.settings import Settings
-from cli.config.several import hub_model
-from cli.config.several.hub_model import fetch
+from cli.config.several import hub_fetch, hub_model
+from cli.config.several.hub_fetch import fetch, fetch_adapter
 from cli.config.sources import load
+from gateway.admin.adapters.adapter_sources import AdapterFetchFailed
 from gateway.fleet.launch import LaunchRefused
 from gateway.models.terms import ModelTerms, ModelUnavailable
 from tests.checkpoints import make_checkpoint
@@ -127,6 +129,32 @@ async def test_one_that_is_loaded_at_the_start_is_resolved_at_the_start(monkeypa
 
 
 async def test_a_process_that_ends_without_a_result_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_model, "module_command", lambda *_: ["sh", "-c", "echo nonsense"])
+    monkeypatch.setattr(hub_fetch, "module_command", lambda *_: ["sh", "-c", "echo nonsense"])
     with pytest.raises(ModelUnavailable, match="the download of org/tiny ended without a result"):
         await fetch(HubId("org/tiny"))
+
+
+async def test_an_adapter_is_fetched_for_a_request(hub: HubServer) -> None:
+    hub.repos["org/lora"] = {"adapter_config.json": b"{}", "adapters.safetensors": b"1"}
+    path = await fetch_adapter("org/lora@main")
+    assert sorted(each.name for each in path.iterdir()) == ["adapter_config.json", "adapters.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind"),
+    [
+        (HubCause.NOT_FOUND, (True, False)),
+        (HubCause.NO_CHECKPOINT, (False, False)),
+        (HubCause.NO_NETWORK, (False, True)),
+        (HubCause.DISK_FULL, (False, True)),
+        ("", (False, False)),
+    ],
+)
+async def test_causes_are_the_clients_fault_or_pass(
+    cause: str, kind: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = json.dumps({"problem": "so", "cause": cause})
+    monkeypatch.setattr(hub_fetch, "module_command", lambda *_: ["echo", line])
+    with pytest.raises(AdapterFetchFailed, match=r"^so$") as failed:
+        await fetch_adapter("org/lora")
+    assert (failed.value.missing, failed.value.unavailable) == kind

@@ -15,7 +15,7 @@ from workers.checkpoints.lora.adapter_places import AdapterPlaces
 from workers.checkpoints.lora.adapter_weights import AdapterWeights, LoraPair
 from workers.engine.adapters.adapter_slots import PutAdapter
 from workers.load_options import LoadOptions
-from workers.mlx.lora.row_adapters import RowAdaptedLinear, StepAdapters
+from workers.mlx.lora.row_adapters import LinearModules, RowAdaptedLinear, StepAdapters
 
 
 class LinearAdapterStore:
@@ -26,15 +26,18 @@ class LinearAdapterStore:
         self._places = places
         self._device = device
         self._modules: dict[str, RowAdaptedLinear] = {}
-        named, columns = dict(model.named_modules()), places.count * places.width
+        """By their names in the checkpoint."""
+        linear_modules, columns = LinearModules(model), places.count * places.width
+        changed: list[tuple[str, nn.Module]] = []
         owners = mx.array(np.repeat(np.arange(1, places.count + 1), places.width).astype(np.int32))
         for module, (tensor, source) in adaptable_modules(places.config).items():
-            if not isinstance(linear := named.get(module), nn.Linear | nn.QuantizedLinear):
+            if (name := linear_modules.name(module)) is None:
                 continue
             outputs, inputs = tensor.sources[source][1]
             zeros = mx.zeros((inputs, columns)), mx.zeros((columns, outputs))
-            self._modules[module] = RowAdaptedLinear(linear, *zeros, owners, step)
-        model.update_modules(tree_unflatten(list(self._modules.items())))
+            self._modules[module] = RowAdaptedLinear(linear_modules[name], *zeros, owners, step)
+            changed.append((name, self._modules[module]))
+        model.update_modules(tree_unflatten(changed))
 
     def load(self, modules: Sequence[tuple[str, Path]]) -> None:
         """Read the adapters that are loaded with the model. Raises `CheckpointError`."""

@@ -19,6 +19,14 @@ from workers.checkpoints.lora.adapted_matrices import AdapterStack, StackPart, a
 from workers.checkpoints.lora.adapter_weights import AdapterWeights
 from workers.engine.runner import Chunk
 
+RENAMED = (
+    ("gpt_neox.layers.", "model.h."),
+    (".feed_forward.w1", ".feed_forward.gate_proj"),
+    (".feed_forward.w2", ".feed_forward.down_proj"),
+    (".feed_forward.w3", ".feed_forward.up_proj"),
+)
+"""Parts of the names of modules in checkpoints, and those that mlx-lm gives them when it reads the weights."""
+
 
 class StepAdapters:
     """The adapters of the rows of the next forward. Owned by the runner, read by the modules."""
@@ -58,19 +66,37 @@ class RowAdaptedLinear(nn.Module):  # type: ignore[misc]
         return mx.where(rows > 0, out + (low @ self.lora_b).astype(out.dtype), out)
 
 
+class LinearModules:
+    """The linear modules of a model, plain or quantized, by their names in mlx-lm."""
+
+    def __init__(self, model: Any) -> None:
+        found = dict(model.named_modules())
+        self._found = {name: each for name, each in found.items() if isinstance(each, nn.Linear | nn.QuantizedLinear)}
+
+    def __getitem__(self, name: str) -> nn.Module:
+        return self._found[name]
+
+    def name(self, module: str) -> str | None:
+        """Return the name of a module of the checkpoint; None if it is no linear module here."""
+        renamed = module
+        for before, after in RENAMED:
+            renamed = renamed.replace(before, after)
+        return next((name for name in (module, renamed) if name in self._found), None)
+
+
 def add_row_adapters(
     model: Any, config: ModelConfig, modules: Sequence[tuple[str, Path]], max_rank: int, step: StepAdapters
 ) -> None:
     """Put adapters, by name and directory, beside the linear modules of a model. Raises `CheckpointError` that names
     the file and the field or tensor."""
-    adapters, named = read_adapters(modules, max_rank), dict(model.named_modules())
+    adapters, linear_modules = read_adapters(modules, max_rank), LinearModules(model)
     changed: list[tuple[str, nn.Module]] = []
     for module, parts in _by_module(adapter_stacks(config, adapters)).items():
-        linear, first = named.get(module), adapters[parts[0].adapter - 1]
-        if not isinstance(linear, nn.Linear | nn.QuantizedLinear):
+        name, first = linear_modules.name(module), adapters[parts[0].adapter - 1]
+        if name is None:
             problem = f"{module} is no linear module on the MLX backend: take --backend iree"
             raise first.error(first.pairs[module].a, problem)
-        changed.append((module, RowAdaptedLinear(linear, *_matrices(parts, adapters), step)))
+        changed.append((name, RowAdaptedLinear(linear_modules[name], *_matrices(parts, adapters), step)))
     model.update_modules(tree_unflatten(changed))
 
 

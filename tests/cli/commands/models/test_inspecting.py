@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from cli.main import app
 from tests.baton_serve.installation import run as run_process
 from tests.checkpoints import make_checkpoint
+from tests.workers.checkpoints.lora.hostile_files import HOSTILE
+from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora
 
 
 @pytest.fixture
@@ -57,6 +59,56 @@ def test_a_refused_checkpoint_exits_with_status_1_and_says_why(runner: CliRunner
     assert result.exit_code == 1
     assert "is not a safetensors file" in result.output
     assert "refused" in result.output
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> tuple[Path, Path]:
+    """A model and its adapter, which names it."""
+    path = make_checkpoint(tmp_path / "model")
+    adapter = make_lora(tmp_path / "lora", path, targets=ATTENTION, rank=4, base_model_name_or_path=str(path))
+    return path, adapter
+
+
+def test_an_adapter_is_described_and_compared_with_the_model_that_it_names(
+    runner: CliRunner, adapted: tuple[Path, Path]
+) -> None:
+    path, adapter = adapted
+    result = runner.invoke(app, ["inspect", str(adapter)])
+    assert result.exit_code == 0, result.output
+    for words in ("PEFT", "2 k_proj, 2 o_proj, 2 q_proj, 2 v_proj", "It fits: `--lora-modules NAME=DIR` serves it."):
+        assert words in result.output
+    found = json.loads(runner.invoke(app, ["inspect", str(adapter), "--json"]).output)
+    assert (found["served"], found["layout"], found["ranks"], found["scales"]) == (True, "peft", [4], [2.0])
+    assert (found["modules"]["q_proj"], found["model"], found["base_model"]) == (2, str(path), str(path))
+
+
+def test_an_adapter_of_another_model_is_refused_by_the_tensor(
+    runner: CliRunner, adapted: tuple[Path, Path], tmp_path: Path
+) -> None:
+    path, adapter = adapted
+    other = make_checkpoint(tmp_path / "other", layers=1)
+    result = runner.invoke(app, ["inspect", str(adapter), "--base", str(other)])
+    assert result.exit_code == 1
+    assert "adapters of llama may change" in result.output
+    assert "not model.layers.1.self_attn" in result.output
+    small = runner.invoke(app, ["inspect", str(adapter), "--max-lora-rank", "3"])
+    assert (small.exit_code, "r: 4 is more than max_lora_rank, 3" in small.output) == (1, True)
+    config = json.loads((adapter / "adapter_config.json").read_text()) | {"base_model_name_or_path": "org/away"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    away = runner.invoke(app, ["inspect", str(adapter)])
+    assert (away.exit_code, "name a model on this machine with --base" in away.output) == (0, True)
+    for base, words in (("org/away", "is not on this machine: `baton pull org/away`"), ("/none", "no such directory")):
+        result = runner.invoke(app, ["inspect", str(adapter), "--base", base])
+        assert (result.exit_code, words in result.output) == (1, True), result.output
+    both = runner.invoke(app, ["inspect", str(path), "--base", str(path)])
+    assert (both.exit_code, "is not the directory of a LoRA adapter" in both.output) == (2, True)
+
+
+def test_a_hostile_adapter_gets_a_sentence(runner: CliRunner, adapted: tuple[Path, Path]) -> None:
+    path, adapter = adapted
+    words = HOSTILE["header of 1 GiB"](adapter)
+    result = runner.invoke(app, ["inspect", str(adapter), "--base", str(path)])
+    assert (result.exit_code, words in result.output) == (1, True), result.output
 
 
 GARBAGE = {

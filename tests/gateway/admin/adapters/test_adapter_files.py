@@ -8,8 +8,8 @@ import pytest
 
 from actors.process import file_digest
 from actors.process.regular_file import open_beneath
-from gateway.admin import adapter_files
-from gateway.admin.adapter_files import AdapterFiles, AdapterPathRefused
+from gateway.admin.adapters import adapter_files
+from gateway.admin.adapters.adapter_files import AdapterFiles, AdapterPathRefused
 from protocol.adapter_files import ADAPTER_FILES
 from protocol.bounds import MAX_ADAPTER_BYTES
 
@@ -21,6 +21,10 @@ def make_adapter(directory: Path, weights: bytes = b"weights") -> Path:
     (directory / CONFIG).write_text("{}")
     (directory / WEIGHTS).write_bytes(weights)
     return directory
+
+
+def copied(files: AdapterFiles, path: str) -> tuple[str, tuple[str, ...]]:
+    return files.copy(files.find(path))
 
 
 @pytest.mark.parametrize("swapped", ["file", "directory"])
@@ -40,7 +44,7 @@ def test_a_link_that_takes_a_files_place_after_the_check_is_not_followed(
     monkeypatch.setattr(adapter_files, "open_beneath", swap)
     files = AdapterFiles([str(tmp_path / "lora")])
     with pytest.raises(AdapterPathRefused, match="cannot be read"):
-        files.copy("one")
+        copied(files, "one")
     assert files._root is not None
     assert not list(files._root.iterdir())
 
@@ -52,7 +56,7 @@ def test_paths_that_lead_out_are_refused_whether_or_not_they_exist(tmp_path: Pat
     (tmp_path / "lora/out").symlink_to(tmp_path / "secret")
     (tmp_path / "lora/round").symlink_to(tmp_path / "lora/round")
     with pytest.raises(AdapterPathRefused) as refused:
-        AdapterFiles([str(tmp_path / "lora")]).copy(path)
+        AdapterFiles([str(tmp_path / "lora")]).find(path)
     assert not refused.value.missing
 
 
@@ -60,11 +64,11 @@ def test_links_within_the_folders_are_followed_and_a_fifo_is_refused(tmp_path: P
     real, other = make_adapter(tmp_path / "store/one"), make_adapter(tmp_path / "lora/two")
     (tmp_path / "lora/one").symlink_to(real)
     files = AdapterFiles([str(tmp_path / "lora"), str(tmp_path / "store")])
-    assert files.copy("one")[0] == files.copy(str(real))[0]
+    assert copied(files, "one")[0] == copied(files, str(real))[0]
     (other / WEIGHTS).unlink()
     os.mkfifo(other / WEIGHTS)
     with pytest.raises(AdapterPathRefused, match="not a regular file"):
-        files.copy("two")
+        copied(files, "two")
 
 
 def test_more_bytes_than_the_bound_are_refused_before_they_are_copied(
@@ -76,7 +80,7 @@ def test_more_bytes_than_the_bound_are_refused_before_they_are_copied(
     monkeypatch.setattr(file_digest, "_PART_BYTES", 1)  # it would take hours
     files = AdapterFiles([str(tmp_path)])
     with pytest.raises(AdapterPathRefused, match=f"more than {MAX_ADAPTER_BYTES} bytes"):
-        files.copy("one")
+        copied(files, "one")
 
 
 def test_a_copy_stays_while_another_load_uses_it_and_rounds_leave_none(tmp_path: Path) -> None:
@@ -84,8 +88,8 @@ def test_a_copy_stays_while_another_load_uses_it_and_rounds_leave_none(tmp_path:
     make_adapter(tmp_path / "two")
     files = AdapterFiles([str(tmp_path)])
     for _ in range(20):
-        first, paths = files.copy("one")
-        second, _ = files.copy("two")
+        first, paths = copied(files, "one")
+        second, _ = copied(files, "two")
         assert first == second
         files.release(first)
         files.remove(first)

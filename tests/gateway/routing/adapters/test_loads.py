@@ -114,7 +114,7 @@ async def test_a_worker_that_was_restarted_has_the_adapters_and_names_are_replac
         ):
             refused = await load(real, "bad", path)
             assert (refused.status_code, text in refused.text) == (status, True), refused.text
-        (tmp_path / "link").mkdir()
+        Path(make_adapter(tmp_path / "link", b"4")).joinpath("adapter_config.json").unlink()
         (tmp_path / "link/adapter_config.json").symlink_to("/etc/hostname")
         assert "link to a file" in (await load(real, "bad", "link")).text
         broken = Path(make_adapter(tmp_path / "broken", b"3"))

@@ -1,5 +1,6 @@
 """Streams that another gateway continues: who gets them, when, and what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from msgspec.structs import replace
 
 from gateway.keys.key_file import KeyFile
 from gateway.keys.record import KeyLimits, make_key, make_record
+from gateway.routing.adapters.registry import AdapterVersion
 from gateway.streaming.moving.record_store import StreamDemand
 from gateway.streaming.moving.stream_record import MAX_BODY_BYTES, MAX_SEQUENCES, decode_record
 from gateway.streaming.resumable import StreamState
 from protocol.errors import ErrorCode
 from protocol.events import Usage
 from tests.gateway.harness.asgi import Connection
+from tests.gateway.harness.fakes import FakeWorker
 from tests.gateway.harness.virtual import BACKEND
 from tests.gateway.streaming.moving.meaning import id_of
 from tests.gateway.streaming.moving.two_gateways import Gateway, Shared, gateway, two_gateways
@@ -444,3 +447,53 @@ async def test_a_key_that_may_send_none_leaves_the_stream_to_other_gateways(tmp_
         refused = await two.ask("GET", path_of(first), **headers)
         assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
         assert shared.records[first.headers["x-stream-id"]][1] == ""
+
+
+ADAPTER = "sql"
+LOADED = AdapterVersion(ADAPTER, "tiny", 1, "0" * 32, ("/none",))
+
+
+def with_adapter(served: Gateway, at: str, digest: str) -> None:
+    """Let requests of a gateway name an adapter, which was loaded with the model or at run time."""
+    status = served.worker.status
+    assert status.ready is not None
+    assert status.hello is not None
+    if at == "start":
+        ready, hello = replace(status.ready, adapters=(ADAPTER,)), replace(status.hello, model_digest=digest)
+        served.worker.change(ready=ready, hello=hello)
+        return
+    registry, handle = served.router.pool.runtime, served.router.pool["w0"]
+    registry.want(version := dataclasses.replace(LOADED, digest=digest))
+    registry.publish(version)
+    handle.loaded_adapters.add(version.wire)
+
+
+@pytest.mark.parametrize("at", ["start", "run time"])
+@pytest.mark.parametrize("other", ["same", "digest", "gone", "model"])
+async def test_a_stream_with_an_adapter_goes_on_only_where_its_weights_are_the_same(at: str, other: str) -> None:
+    async with two_gateways() as (one, two, shared):
+        with_adapter(one, at, "0" * 32)
+        if other in ("same", "digest"):
+            with_adapter(two, at, ("0" if other == "same" else "1") * 32)
+        elif other == "model":
+            FakeWorker("w1", model=ADAPTER).join(two.router)
+        first, _number = await begin(one, KEPT | {"model": ADAPTER})
+        assert (first.headers["x-stream-gateways"], one.worker.submits[0].adapter.partition("@")[0]) == ("any", ADAPTER)
+        one.die()
+        if other != "same":
+            refused = await two.ask("GET", path_of(first), last_event_id=id_of(first.events[-1]))
+            code, param = ("model_not_found", "model") if other == "gone" else ("events_gone", "model")
+            assert (refused.error["code"], refused.error["param"], f"'{ADAPTER}'" in refused.error["message"]) == (
+                code,
+                param,
+                True,
+            )
+            assert two.worker.submits == []
+            assert shared.records[first.headers["x-stream-id"]][1] == "", "another gateway may have it"
+            return
+        again = two.open("GET", path_of(first), last_event_id=id_of(first.events[-1]))
+        (submit,) = await two.worker.wait_submits(1)
+        assert submit.adapter == one.worker.submits[0].adapter
+        two.worker.finish(submit.stream, "one and all")
+        await again.ended.wait()
+        assert text_of(again) == " and all"

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,16 @@ def make_lora(
     rank: int = 4,
     seed: int = 0,
     dtype: Any = np.float32,
+    modules: Mapping[str, tuple[int, ...]] | None = None,
     **fields: Any,
 ) -> Path:
-    """Make an adapter that changes the modules of `targets` in all layers; `fields` are more of its config."""
+    """Make an adapter that changes the modules of `targets` in all layers, or `modules` with the shapes of their
+    weights; `fields` are more of its config."""
     directory.mkdir(parents=True)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets), "bias": "none"}
     (directory / "adapter_config.json").write_text(json.dumps(config | fields))
     randomness, made = np.random.default_rng(seed), {}
-    for module, (outputs, inputs) in modules_of(model, targets).items():
+    for module, (outputs, inputs) in (modules_of(model, targets) if modules is None else modules).items():
         prefix = f"base_model.model.{module}"
         a = randomness.normal(0, 1 / np.sqrt(inputs), (rank, inputs))
         b = randomness.normal(0, 1 / np.sqrt(rank), (outputs, rank))

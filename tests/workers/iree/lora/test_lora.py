@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from protocol.request import Sampling
+from tests.checkpoints import make_checkpoint
 from tests.gate import run_gate
 from tests.sampled import sampled
 from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora, merged
 from tests.workers.iree.conftest import Load
+from workers.checkpoints.checkpoint import ModelConfig
+from workers.checkpoints.lora.adapted_matrices import adaptable_modules
 from workers.engine.runner import Chunk, DecodeRow
 from workers.errors import LoadRefused
 from workers.iree.lora.lora_plan import ADAPTED
@@ -86,8 +89,9 @@ def test_gate(load: Load, modules: Modules, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(made.graphs, "call", noted)
         return made
 
-    report = run_gate(make, requests=16, longest=40, max_tokens=8, speculates=True)
+    report = run_gate(make, requests=16, longest=40, max_tokens=24, speculates=True, preempts=True)
     assert min(report.grammars, report.shared, report.resumed, report.prompts_reported, report.accepted) > 0
+    assert report.preemptions > 0
     kinds = {name.partition("_")[0] for name in calls}
     assert kinds >= {"decode", "prefill", f"{ADAPTED}decode", f"{ADAPTED}prefill"}
 
@@ -129,3 +133,34 @@ def test_rows_of_a_device_without_the_kernels_of_cpus_have_adapters(
 def test_adapters_are_loaded_at_run_time_on_cpus_only(load: Load, modules: Modules) -> None:
     with pytest.raises(LoadRefused, match="lora_dirs: adapters are loaded at run time on CPUs only"):
         load(lora_modules=modules, device="generic-task", **RUNTIME)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(400)  # with an empty cache of graphs
+@pytest.mark.parametrize(
+    "family",
+    [
+        "deepseek_v2",
+        "falcon",
+        "gemma3_text",
+        "gpt_neox",
+        "granitemoehybrid",
+        "lfm2_moe",
+        "nemotron_h",
+        "phi",
+        "qwen3_next",
+    ],
+)
+def test_modules_of_families_add_what_merged_weights_have(load: Load, tmp_path: Path, family: str) -> None:
+    path = make_checkpoint(tmp_path / "model", family, layers=4)
+    modules = {
+        module: tensor.sources[source][1]
+        for module, (tensor, source) in adaptable_modules(ModelConfig.from_dir(path)).items()
+    }
+    adapter = make_lora(tmp_path / "one", path, modules=modules, seed=3)
+    adapted = load(path, lora_modules=(("one", adapter),))
+    whole = load(merged(tmp_path / "merged", path, adapter))
+    own, expected = (each.logits(Chunk(0, TOKENS, 0, 0, adapter=a)) for each, a in ((adapted, 1), (whole, 0)))
+    np.testing.assert_allclose(own, expected, atol=5e-4)
+    for runner in (adapted, whole):
+        runner.close()

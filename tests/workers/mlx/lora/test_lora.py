@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from tests.checkpoints import make_checkpoint
+from tests.families import FAMILIES
 from tests.gate import run_gate
 from tests.workers.checkpoints.lora.lora_files import ATTENTION, make_lora, merged
 from tests.workers.mlx.conftest import Load, load_runner
-from workers.checkpoints.checkpoint import CheckpointError
+from workers.checkpoints.checkpoint import CheckpointError, ModelConfig
+from workers.checkpoints.lora.adapted_matrices import adaptable_modules
 from workers.engine.runner import Chunk
+from workers.mlx.families import BATCHED
 from workers.mlx.runner import MlxRunner
 
 TOKENS = tuple(map(int, np.random.default_rng(5).integers(3, 500, 20)))
@@ -55,3 +58,31 @@ def test_experts_are_refused_by_name(tmp_path: Path, load: Load) -> None:
     adapter = make_lora(tmp_path / "one", dense, targets=["down_proj"])
     with pytest.raises(CheckpointError, match=r"adapters of qwen3_moe may change k_proj, .* not model\.layers\.0\.mlp"):
         load(path, lora_modules=(("one", adapter),))
+
+
+UNTIED = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gpt_neox", "gpt_oss", "phi", "phimoe")
+"""Families whose heads have weights of their own on MLX."""
+REFUSED = {"granitemoehybrid": "shared_mlp"}
+"""Modules that mlx-lm has in another form, which IREE adapts."""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) & BATCHED))
+def test_every_module_of_every_family_adds_what_a_merged_weight_has(tmp_path: Path, load: Load, family: str) -> None:
+    path = make_checkpoint(tmp_path / "model", family, layers=4, tied=family not in UNTIED)
+    modules = {
+        module: tensor.sources[source][1]
+        for module, (tensor, source) in adaptable_modules(ModelConfig.from_dir(path)).items()
+    }
+    if (refused := REFUSED.get(family)) is not None:
+        whole_adapter = make_lora(tmp_path / "all", path, modules=modules)
+        with pytest.raises(CheckpointError, match=rf"\.{refused}.* is no linear module on the MLX backend"):
+            load(path, context=96, lora_modules=(("one", whole_adapter),))
+        modules = {module: shape for module, shape in modules.items() if refused not in module}
+    adapter = make_lora(tmp_path / "one", path, modules=modules, seed=3)
+    adapted = load(path, context=96, lora_modules=(("one", adapter),))
+    whole = load(merged(tmp_path / "merged", path, adapter), context=96)
+    own, expected = (each.logits(Chunk(0, TOKENS, 0, 0, adapter=a)) for each, a in ((adapted, 1), (whole, 0)))
+    np.testing.assert_allclose(own, expected, atol=5e-4)
+    adapted.reset(0)
+    assert abs(own - adapted.logits(Chunk(0, TOKENS, 0, 0))).max() > 0.05

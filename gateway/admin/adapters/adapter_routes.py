@@ -7,12 +7,15 @@ from typing import Annotated
 
 import anyio
 import anyio.to_thread
+import structlog
 from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway.admin.adapter_files import AdapterFiles, AdapterPathRefused
+from gateway.admin.adapters.adapter_files import AdapterFiles, AdapterPathRefused
+from gateway.admin.adapters.adapter_sources import AdapterFetchFailed, AdapterSources, FetchAdapter
+from gateway.admin.adapters.adapter_state import MAX_KEPT, AdapterState, KeptAdapter
 from gateway.errors import RefusalCode, RequestError
 from gateway.http.access.auth import LOAD_ADAPTER, UNLOAD_ADAPTER
 from gateway.http.small_body import small_body
@@ -20,10 +23,14 @@ from gateway.routing.adapters.loads import AdapterRefused
 from gateway.routing.adapters.registry import MAX_ADAPTER_NAME, AdapterVersion
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
-from protocol.bounds import Label
+from protocol.bounds import MAX_ADAPTERS, Label
 from protocol.errors import ErrorCode
 
 Text = Annotated[str, Meta(max_length=4096)]
+MAX_LOADS = MAX_ADAPTERS
+"""Loads of all models at once, before further ones are refused with 503."""
+
+_log = structlog.get_logger("gateway.admin.adapters.adapter_routes")
 
 
 class LoadLoraAdapter(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,20 +53,28 @@ class UnloadLoraAdapter(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterRoutes:
-    """The routes, which are there if the settings have `lora_dirs`. They need what changes under `/admin` need."""
+    """The routes, which are there if the settings have `lora_dirs` or `allow_lora_repos`. They need what changes under
+    `/admin` need."""
 
-    def __init__(self, router: Router, settings: GatewaySettings) -> None:
+    def __init__(self, router: Router, settings: GatewaySettings, fetch: FetchAdapter | None = None) -> None:
+        """With `lora_state_dir`, the adapters that an earlier gateway has kept there are loaded. `fetch` has adapters
+        from the hub; without it there are none. Raises `AdapterStateInvalid`."""
         self._router = router
         self._settings = settings
-        self._files = AdapterFiles(settings.lora_dirs)
+        self._state = AdapterState(settings.lora_state_dir) if settings.lora_state_dir else None
+        self._files = AdapterFiles(settings.lora_dirs, None if self._state is None else self._state.folder)
+        self._sources = AdapterSources(self._files, settings.allow_lora_repos, fetch)
         self._copying = anyio.Lock()
+        self._writing = anyio.Lock()
         self._loading: set[str] = set()
         """The names of adapters that are being loaded: one that takes long holds no others up."""
         router.adapters.forgotten = self._forgotten
+        if self._state is not None:
+            self._restore(self._state)
 
     def routes(self) -> list[Route]:
         """The routes."""
-        if not self._settings.lora_dirs:
+        if not self._settings.lora_dirs and not self._settings.allow_lora_repos:
             return []
         return [
             Route(LOAD_ADAPTER, self.load, methods=["POST"]),
@@ -77,6 +92,10 @@ class AdapterRoutes:
         except AdapterPathRefused as refused:
             code = RefusalCode.NOT_FOUND if refused.missing else ErrorCode.INVALID
             raise RequestError(code, f"lora_path: {refused}", field="lora_path") from refused
+        except AdapterFetchFailed as failed:
+            code = RefusalCode.NOT_FOUND if failed.missing else ErrorCode.INVALID
+            code = ErrorCode.UNAVAILABLE if failed.unavailable else code
+            raise RequestError(code, f"lora_path: {failed}", field="lora_path") from failed
         except AdapterRefused as refused:
             code = ErrorCode.UNAVAILABLE if refused.unavailable else ErrorCode.INVALID
             raise RequestError(code, str(refused), field=None if refused.unavailable else "lora_path") from refused
@@ -86,11 +105,15 @@ class AdapterRoutes:
 
     async def _load(self, wanted: LoadLoraAdapter, model: str) -> None:
         adapters = self._router.adapters
+        found = await self._sources.find(wanted.lora_path)  # before it matters whether a worker is ready
         adapters.places(model)
         async with self._copying:
-            digest, paths = await anyio.to_thread.run_sync(self._files.copy, wanted.lora_path)
+            digest, paths = await anyio.to_thread.run_sync(self._files.copy, found.directory, found.below)
         try:
             await adapters.load(wanted.lora_name, model, digest, paths)
+            if self._state is not None:
+                self._state.add(KeptAdapter(wanted.lora_name, model, digest, paths[-1]))
+                await self._write(self._state, f"{wanted.lora_name!r} is loaded, and will not be after a restart")
         finally:
             self._files.release(digest)
             self._remove_unused(digest)
@@ -101,7 +124,12 @@ class AdapterRoutes:
         name = wanted.lora_name
         if not name:
             raise RequestError(ErrorCode.INVALID, "give the name of an adapter", field="lora_name")
-        if not self._router.adapters.unload(name):
+        unloaded = self._router.adapters.unload(name)
+        if self._state is not None and self._state.has(name):
+            self._state.discard(name)
+            unloaded = True  # also one that no worker could load again
+            await self._write(self._state, f"{name!r} is unloaded, and will be loaded again after a restart")
+        if not unloaded:
             if (model := self._router.pool.parent(name)) is not None:
                 text = f"adapter {name[:128]!r} was loaded with {model!r}, by --lora-modules, and stays"
                 raise RequestError(ErrorCode.INVALID, text, field="lora_name")
@@ -128,6 +156,11 @@ class AdapterRoutes:
         if not name or len(name) > MAX_ADAPTER_NAME or not name.isprintable():
             text = f"give a name of up to {MAX_ADAPTER_NAME} printable characters"
             raise RequestError(ErrorCode.INVALID, text, field="lora_name")
+        if len(self._loading) >= MAX_LOADS:
+            raise RequestError(ErrorCode.UNAVAILABLE, f"{MAX_LOADS} adapters are being loaded: try again later")
+        if self._state is not None and not self._state.has_room(name):
+            text = f"`lora_state_dir` has {MAX_KEPT} adapters, those of other models included: unload one"
+            raise RequestError(ErrorCode.INVALID, text, field="lora_name")
         if name in self._loading:
             raise RequestError(ErrorCode.UNAVAILABLE, f"an adapter {name!r} is being loaded", field="lora_name")
         if pool.runtime.version(name) is not None:
@@ -138,9 +171,31 @@ class AdapterRoutes:
             text = f"{name!r} is the name of a model or of its adapter"
             raise RequestError(ErrorCode.INVALID, text, field="lora_name")
 
+    def _restore(self, state: AdapterState) -> None:
+        """Want the adapters that were kept: workers load them before they get their requests."""
+        self._files.sweep(each.digest for each in state.adapters)
+        for each in state.adapters:
+            paths = (str(self._files.copy_of(each.digest)), each.path)
+            if self._router.adapters.restore(each.name, each.model, each.digest, paths):
+                _log.info("adapter_restored", adapter=each.name, model=each.model, digest=each.digest)
+            else:
+                problem = f"{MAX_ADAPTERS} adapters of its model are kept: unload some"
+                _log.warning("adapter_not_restored", adapter=each.name, model=each.model, problem=problem)
+
+    async def _write(self, state: AdapterState, effect: str) -> None:
+        """Write the state as it is now. Raises `RequestError`, which says the `effect` of a failure."""
+        try:
+            async with self._writing:
+                await anyio.to_thread.run_sync(state.write, state.adapters)
+        except OSError as error:
+            _log.error("adapter_state_not_written", problem=str(error))
+            text = f"{effect}: `lora_state_dir` cannot be written: {error.strerror}"
+            raise RequestError(ErrorCode.UNAVAILABLE, text) from error
+
     def _forgotten(self, version: AdapterVersion) -> None:
         self._remove_unused(version.digest)
 
     def _remove_unused(self, digest: str) -> None:
-        if not any(digest == wire.rpartition("@")[2] for wire in self._router.pool.runtime.wires()):
+        kept = self._state is not None and self._state.uses(digest)
+        if not kept and not any(digest == wire.rpartition("@")[2] for wire in self._router.pool.runtime.wires()):
             self._files.remove(digest)

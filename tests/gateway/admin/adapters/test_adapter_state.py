@@ -1,0 +1,137 @@
+"""Adapters that the next gateway has again, and files of state that it cannot use."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.admin.adapters.adapter_state import MAX_KEPT, STATE_FILE, AdapterState, AdapterStateInvalid, KeptAdapter
+from gateway.settings import GatewaySettings, GatewaySettingsError
+from tests.gateway.admin.adapters.test_adapter_files import WEIGHTS, make_adapter
+from tests.gateway.admin.adapters.test_adapter_routes import Server, serving
+
+pytestmark = pytest.mark.anyio
+ENTRY = {"name": "sql", "model": "tiny", "digest": "0" * 32, "path": "/lora/one"}
+
+
+async def loaded(server: Server, name: str, path: str, **fields: Any) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: server.load(name, path, **fields))
+        await server.until_asked(before := len(server.asked) + 1)
+        server.answer(before - 1)
+
+
+async def test_the_next_gateway_has_the_adapters_with_the_same_files(tmp_path: Path) -> None:
+    folders = {name: make_adapter(tmp_path / "lora" / name, name.encode()) for name in ("one", "two", "three")}
+    state, lora = tmp_path / "state", tmp_path / "lora"
+    async with serving(lora, lora_state_dir=str(state)) as server:
+        for name in ("one", "two"):
+            await loaded(server, name, name)
+        assert (await server.client.post("/v1/unload_lora_adapter", json={"lora_name": "one"})).status_code == 200
+        await loaded(server, "two", "three", load_inplace=True)
+        digest = server.asked[-1].digest
+    (folders["three"] / WEIGHTS).write_bytes(b"changed")
+    (state / "partial-killed").mkdir()
+    (state / "foreign").mkdir()
+    assert os.stat(state).st_mode & 0o777 == 0o700
+    async with serving(lora, lora_state_dir=str(state)) as server:
+        (asked,) = server.asked
+        assert (asked.name, asked.number, asked.digest) == (f"two@{digest}", 1, digest)
+        assert (Path(asked.paths[0]) / WEIGHTS).read_bytes() == b"three", "as it was when it was loaded"
+        assert sorted(each.name for each in state.iterdir()) == sorted((STATE_FILE, digest, "foreign"))
+        server.answer(0)
+        assert server.world.router.canonical("two") == "tiny"
+        again = await server.load("two", "three")
+        assert "set load_inplace" in again.text
+
+
+async def test_an_adapter_that_no_worker_can_load_again_stays_until_it_is_unloaded(tmp_path: Path) -> None:
+    make_adapter(tmp_path / "one")
+    state = tmp_path / "state"
+    async with serving(tmp_path, lora_state_dir=str(state)) as server:
+        await loaded(server, "sql", "one")
+    for _ in range(2):
+        async with serving(tmp_path, lora_state_dir=str(state)) as server:
+            server.answer(0, "of another model")
+            assert server.world.router.canonical("sql") == "sql", "no request can name it"
+            if not _:
+                continue
+            assert (await server.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})).status_code == 200
+            assert (await server.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})).status_code == 404
+    assert AdapterState(str(state)).adapters == []
+
+
+async def test_a_worker_with_fewer_places_than_before_refuses_the_rest_and_requests_do_not_wait(tmp_path: Path) -> None:
+    state = AdapterState(str(tmp_path / "state"))
+    state.write(KeptAdapter(f"a{at}", "tiny", f"{at:032x}", "/lora") for at in range(3))
+    async with serving(tmp_path, lora_state_dir=str(tmp_path / "state")) as server:
+        assert [each.name.partition("@")[0] for each in server.asked] == ["a0", "a1"], "it has two places"
+        assert [server.world.router.canonical(f"a{at}") for at in range(3)] == ["tiny", "tiny", "a2"]
+
+
+async def test_a_failure_to_write_is_told_and_says_its_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_adapter(tmp_path / "one")
+    answers = []
+
+    def fails(self: AdapterState, adapters: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with serving(tmp_path, lora_state_dir=str(tmp_path / "state")) as server:
+        monkeypatch.setattr(AdapterState, "write", fails)
+
+        async def load() -> None:
+            answers.append(await server.load("sql"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(load)
+            await server.until_asked(1)
+            server.answer(0)
+        assert answers[0].status_code == 503
+        assert "'sql' is loaded, and will not be after a restart: `lora_state_dir` cannot be written" in answers[0].text
+        assert server.world.router.canonical("sql") == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "cannot be read"),
+        (b"\xff", "cannot be read"),
+        ({"version": 2, "adapters": []}, "version 2 is not 1"),
+        ({"version": 1, "adapters": [], "more": 1}, "cannot be read: .*more"),
+        ({"version": 1, "adapters": [ENTRY, ENTRY]}, r"adapters\[1\].name is invalid"),
+        ({"version": 1, "adapters": [ENTRY | {"digest": "../../x"}]}, r"adapters\[0\].digest is invalid"),
+        ({"version": 1, "adapters": [ENTRY | {"path": "x"}]}, r"adapters\[0\].path is invalid"),
+        ({"version": 1, "adapters": [ENTRY | {"model": ""}]}, r"adapters\[0\].model is invalid"),
+        ({"version": 1, "adapters": [ENTRY | {"name": "n" * 96}]}, r"adapters\[0\].name is invalid"),
+        ({"version": 1, "adapters": [ENTRY | {"name": f"{at}"} for at in range(MAX_KEPT + 1)]}, "are more than 1024"),
+    ],
+    ids=["json", "utf-8", "version", "field", "twice", "digest", "path", "model", "name", "count"],
+)
+def test_a_state_that_cannot_be_used_is_refused_by_name(tmp_path: Path, content: Any, problem: str) -> None:
+    given = content if isinstance(content, str | bytes) else json.dumps(content)
+    (tmp_path / STATE_FILE).write_bytes(given if isinstance(given, bytes) else given.encode())
+    with pytest.raises(AdapterStateInvalid, match=f"lora_state_dir: .*{problem}"):
+        AdapterState(str(tmp_path))
+
+
+async def test_the_most_adapters_are_kept_and_one_more_is_refused(tmp_path: Path) -> None:
+    make_adapter(tmp_path / "one")
+    state = AdapterState(str(tmp_path))
+    state.write(KeptAdapter(f"a{at}", "other", f"{at:032x}", "/lora") for at in range(MAX_KEPT))
+    async with serving(tmp_path, lora_state_dir=str(tmp_path)) as server:
+        refused = await server.load("one more")
+        assert (refused.status_code, "`lora_state_dir` has 1024 adapters" in refused.text) == (400, True)
+        assert (await server.client.post("/v1/unload_lora_adapter", json={"lora_name": "a0"})).status_code == 200
+        await loaded(server, "one more", "one")
+    assert AdapterState(str(tmp_path)).has("one more")
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(AdapterStateInvalid, match="cannot be used: File exists"):
+        AdapterState(str(tmp_path / "file"))
+    with pytest.raises(GatewaySettingsError, match="lora_state_dir: without lora_dirs and allow_lora_repos"):
+        GatewaySettings(lora_state_dir=str(tmp_path))
