@@ -1,4 +1,4 @@
-"""Where the rows of a slot lie in a ring. Pure."""
+"""Computes the places of the rows of a slot in a ring. Pure."""
 
 from collections.abc import Iterator
 

@@ -40,7 +40,7 @@ PREFILL_CHUNKS = (32, 128, 512)
 
 @dataclass(frozen=True, slots=True)
 class RunnerParts:
-    """What `MlxRunner` is made of."""
+    """The model of an `MlxRunner`, and all that is loaded beside it."""
 
     model: Any
     config: ModelConfig
