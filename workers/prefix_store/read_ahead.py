@@ -1,7 +1,7 @@
 """Reads blocks on a thread of its own while the sequences that take them wait, or while earlier ones are written."""
 
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -22,7 +22,8 @@ class ReadAhead:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         """Guards what follows."""
-        self._queue: deque[tuple[int, RowBlock, Read]] = deque()
+        self._queue: OrderedDict[bytes, tuple[int, RowBlock, Read]] = OrderedDict()
+        """By the keys of blocks, of which thousands may wait. A block that several expect is that of the first one."""
         self._ready: dict[bytes, tuple[int, memoryview]] = {}
         self._reading: tuple[int, bytes] | None = None
         self._closing = False
@@ -31,7 +32,8 @@ class ReadAhead:
     def expect(self, owner: int, blocks: Sequence[RowBlock], read: Read) -> None:
         """Read blocks soon, by a function that returns None for one that is not there. `owner` is for `forget`."""
         with self._changed:
-            self._queue.extend((owner, block, read) for block in blocks)
+            for block in blocks:
+                self._queue.setdefault(block.key, (owner, block, read))
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="prefix-read-ahead", daemon=True)
@@ -43,14 +45,15 @@ class ReadAhead:
             self._changed.wait_for(lambda: self._reading is None or self._reading[1] != block.key)
             found = self._ready.pop(block.key, None)
             if found is None:
-                self._queue = deque(each for each in self._queue if each[1].key != block.key)
+                self._queue.pop(block.key, None)
             self._changed.notify_all()
         return read(block) if found is None else found[1]
 
     def forget(self, owner: int) -> None:
         """Read no more for an owner, and drop what was read for it."""
         with self._changed:
-            self._queue = deque(each for each in self._queue if each[0] != owner)
+            for key in [key for key, each in self._queue.items() if each[0] == owner]:
+                del self._queue[key]
             self._ready = {key: found for key, found in self._ready.items() if found[0] != owner}
             if self._reading is not None and self._reading[0] == owner:
                 self._reading = (-1, self._reading[1])
@@ -74,7 +77,7 @@ class ReadAhead:
                 self._changed.wait_for(lambda: self._closing or (len(self._queue) > 0 and self._has_room()))
                 if self._closing:
                     return
-                owner, block, read = self._queue.popleft()
+                _, (owner, block, read) = self._queue.popitem(last=False)
                 self._reading = (owner, block.key)
             try:
                 rows = read(block)
