@@ -8,8 +8,9 @@ import structlog
 
 from workers.prefix_store.block import RowBlock
 
-AHEAD_BLOCKS = 8
-"""Blocks that are in memory before they are taken."""
+AHEAD_BLOCKS = 16
+"""Blocks that are in memory before they are taken. When they are, the next one is read when half of them are taken, so
+that the threads take turns less often."""
 AHEAD_BYTES = 16 << 20
 """Their bytes, from which on no further one is read: a recurrent state may have more than all other blocks."""
 
@@ -26,6 +27,8 @@ class ReadAhead:
         """By the keys of blocks, of which thousands may wait. A block that several expect is that of the first one."""
         self._ready: dict[bytes, tuple[int, memoryview]] = {}
         self._reading: tuple[int, bytes] | None = None
+        self._full = False
+        """There were as many as the bounds allow, and more than half of them are left."""
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -46,7 +49,8 @@ class ReadAhead:
             found = self._ready.pop(block.key, None)
             if found is None:
                 self._queue.pop(block.key, None)
-            self._changed.notify_all()
+            if self._has_room():
+                self._changed.notify_all()
         return read(block) if found is None else found[1]
 
     def forget(self, owner: int) -> None:
@@ -68,8 +72,10 @@ class ReadAhead:
             self._thread.join(wait_s)
 
     def _has_room(self) -> bool:
+        share = 2 if self._full else 1
         held = sum(rows.nbytes for _, rows in self._ready.values())
-        return len(self._ready) < AHEAD_BLOCKS and held < AHEAD_BYTES
+        self._full = len(self._ready) >= AHEAD_BLOCKS // share or held >= AHEAD_BYTES // share
+        return not self._full
 
     def _run(self) -> None:
         while True:
