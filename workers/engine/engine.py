@@ -40,6 +40,7 @@ from workers.engine.steps.outcomes import SequenceOutcomes
 from workers.engine.steps.prompt_steps import PromptSteps
 from workers.engine.steps.tier_steps import TierSteps
 from workers.engine.tier.prefix_tier import PrefixTier
+from workers.engine.tier.save_budget import LONG_PROMPT
 from workers.engine.transfer.row_exchange import RowExchange, RowsRead, RowsTaken
 
 
@@ -230,7 +231,8 @@ class BatchEngine:
         if decoding := self._scheduler.decoding():
             self._decoding.decode(decoding)
         if self._tier is not None:
-            self._tier.save(self._scheduler.held_rows(), idle=self._scheduler.idle, step_s=self._clock() - now)
+            held = self._scheduler.held_rows(LONG_PROMPT)
+            self._tier.save(held, idle=self._scheduler.idle)
         return self._close_step(self._clock() - now)
 
     @property

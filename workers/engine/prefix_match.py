@@ -62,6 +62,8 @@ class CachedRows:
     """The names of its first blocks in the prefix tier, as far as they were needed."""
     saved_blocks: int | None = 0
     """The number of first blocks that the tier has; None if no more are saved."""
+    early_blocks: int | None = None
+    """The first of them that was saved before a token had proven it, counted from 0; None if none was."""
     wanted_blocks: int | None = None
     """The first blocks that an earlier sequence had as well; None until this was looked for."""
     pins: tuple[PinnedPrefix, ...] = ()
@@ -73,6 +75,11 @@ class CachedRows:
     has_state: bool = True
     """The slot has the recurrent state after these rows, or the model has none. Otherwise no sequence can go on from
     them."""
+
+    @property
+    def proven_rows(self) -> int:
+        """Rows that a token has proven, and that are still there."""
+        return min(self.rows, self.proven)
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], limit: int) -> int:

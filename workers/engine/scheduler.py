@@ -378,12 +378,19 @@ class Scheduler:
             sequence.stored_tokens += rows
         self.slots.add_rows(sequence.slot, rows)
 
-    def held_rows(self) -> Iterator[tuple[int, CachedRows]]:
-        """Iterate over the slots with rows, of running sequences and retained ones."""
+    def held_rows(self, long_prompt: int) -> Iterator[tuple[int, CachedRows, int]]:
+        """Iterate over the slots with rows, of running sequences and retained ones, each with the number of its rows
+        that the prefix tier may have: those that a token has proven, and of a prompt of at least `long_prompt` tokens
+        all that are computed."""
         for sequence in self._decoding.values():
             if sequence.kept is None:
-                yield sequence.slot, sequence.cached
-        yield from self.slots.retained()
+                yield sequence.slot, sequence.cached, sequence.cached.proven_rows
+        for sequence in self._prefilling.values():
+            computes = sequence.reused is not None and not sequence.restores_to
+            if computes and sequence.prefill_length >= long_prompt and sequence.kept is None and not sequence.pooled:
+                yield sequence.slot, sequence.cached, sequence.cached.rows
+        for slot, cached in self.slots.retained():
+            yield slot, cached, cached.proven_rows
 
     def next_call(self) -> list[ScheduledChunk]:
         """Return the chunks of the next prefill call of this step (`PrefillCalls`). Empty if there is none."""

@@ -10,7 +10,9 @@ import contextlib
 import errno
 import fcntl
 import heapq
+import itertools
 import os
+import secrets
 import socket
 import stat
 import struct
@@ -104,6 +106,9 @@ class StoreDirectory:
         Raises `DirectoryUnusable`.
         """
         self.path = path
+        self._prefix = f"{path}{os.sep}"
+        self._partials = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
+        """Names of temporary files, which no other process has."""
         self._max_bytes = max_bytes
         self._temporary = temporary
         self._users = _open_shared(path)
@@ -137,6 +142,11 @@ class StoreDirectory:
         """Return the path of a block's file, whether it is there or not."""
         return self.path / block.name
 
+    def has(self, block: RowBlock) -> bool:
+        """Return whether a block's file is there; false if its disk fails, where `Path.exists` raises most errors
+        before Python 3.14."""
+        return os.path.exists(self._prefix + block.name)
+
     def tidy(self) -> None:
         """Remove what killed processes have left, count the bytes anew, and evict what is beyond the bound."""
         with self._locked():
@@ -148,8 +158,8 @@ class StoreDirectory:
 
         Raises `OSError`, with ENOSPC if the file system is about to be full.
         """
-        size, file = stored_size(len(rows)), self.file(block)
-        if size > self._max_bytes or file.exists():
+        size = stored_size(len(rows))
+        if size > self._max_bytes or self.has(block):
             return False
         with self._locked():
             if self._counted() + size > self._max_bytes and not self._evict(size):
@@ -163,11 +173,11 @@ class StoreDirectory:
                 self._drop_partial(partial, size)
                 raise
             with self._locked():
-                if file.exists():  # another process has just written it
-                    partial.unlink()
+                if self.has(block):  # another process has just written it
+                    os.unlink(partial)
                     self._count(-size)
                     return False
-                partial.rename(file)
+                os.rename(partial, self._prefix + block.name)
         finally:
             os.close(descriptor)
         return True
@@ -232,20 +242,22 @@ class StoreDirectory:
         if (system.f_bavail * system.f_frsize) - size < FREE_SHARE * system.f_blocks * system.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
-    def _create_partial(self, size: int) -> tuple[Path, int]:
+    def _create_partial(self, size: int) -> tuple[str, int]:
         """Create a temporary file, locked as long as this process writes it, whose name counts its bytes."""
         self._count(size)
+        name = f"{self._prefix}{_PARTIAL}{size}-{next(self._partials)}"
         try:
-            descriptor, name = tempfile.mkstemp(prefix=f"{_PARTIAL}{size}-", dir=self.path)
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError:
             self._count(-size)
             raise
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return Path(name), descriptor
+        return name, descriptor
 
-    def _drop_partial(self, partial: Path, size: int) -> None:
+    def _drop_partial(self, partial: str, size: int) -> None:
         with self._locked():
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(partial)
             self._count(-size)
 
     def _remove_abandoned(self) -> None:

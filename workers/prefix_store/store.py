@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import os
 import threading
 import time
 from collections import deque
@@ -17,8 +16,10 @@ from workers.prefix_store.entry import read_entry, stored_size
 from workers.prefix_store.pins import most_pinned
 from workers.prefix_store.read_ahead import ReadAhead
 
-QUEUED_BLOCKS = 4
+QUEUED_BLOCKS = 16
 """Blocks that wait to be written. A further one is not taken."""
+QUEUED_BYTES = 4 << 20
+"""Their bytes, from which on no further one is taken."""
 REST_S = 30.0
 """Seconds without writes after one has failed, as on a full disk."""
 CLOSE_S = 1.0
@@ -43,8 +44,8 @@ class PrefixStore:
         self._changed = threading.Condition()
         """Guards what follows."""
         self._jobs: deque[Callable[[], None]] = deque([self._directory.tidy])
-        self._writing: set[bytes] = set()
-        """Keys of the blocks that wait to be written."""
+        self._writing: dict[bytes, int] = {}
+        """The blocks that wait to be written: their bytes by their keys."""
         self._discarded: set[bytes] = set()
         """Keys of the blocks that wait to be removed."""
         self._busy = False
@@ -84,14 +85,14 @@ class PrefixStore:
         """Return whether a block is there, or about to be. It may be evicted or damaged when it is read."""
         if block.key in self._writing:
             return True
-        return block.key not in self._discarded and self._exists(block)
+        return block.key not in self._discarded and self._directory.has(block)
 
     def read(self, block: RowBlock, size: int) -> memoryview | None:
         """Return the `size` bytes of a block; None if it is not there or damaged."""
         rows = self._ahead.take(block, functools.partial(self._read, bytearray(size)))
-        if rows is None and self._exists(block):  # it was written meanwhile, or is damaged
+        if rows is None and self._directory.has(block):  # it was written meanwhile, or is damaged
             rows = self._read(bytearray(size), block)
-        if rows is None and self._exists(block):
+        if rows is None and self._directory.has(block):
             self._fail("is damaged", self._directory.file(block).name)
             self.discard(block)
         return rows
@@ -110,14 +111,14 @@ class PrefixStore:
     def has_room(self, wait_s: float = 0.0) -> bool:
         """Return whether `offer` may be called now, or within some time."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._writing) < QUEUED_BLOCKS, wait_s)
+            return self._changed.wait_for(self._may_take, wait_s)
 
     def offer(self, block: RowBlock, rows: bytes | memoryview) -> None:
         """Write a block soon; `rows` must not change until then. Raises `ValueError` if too many wait."""
         with self._changed:
-            if len(self._writing) >= QUEUED_BLOCKS:
-                raise ValueError(f"{QUEUED_BLOCKS} blocks wait already")
-            self._writing.add(block.key)
+            if not self._may_take():
+                raise ValueError(f"{len(self._writing)} blocks wait already")
+            self._writing[block.key] = len(rows)
             self._jobs.append(functools.partial(self._write, block, rows))
             self._changed.notify_all()
 
@@ -154,6 +155,9 @@ class PrefixStore:
         if not self._thread.is_alive():  # otherwise another process is suspended with the lock: the system closes it
             self._directory.close()
 
+    def _may_take(self) -> bool:
+        return len(self._writing) < QUEUED_BLOCKS and sum(self._writing.values()) < QUEUED_BYTES
+
     def _post(self, job: Callable[[], None]) -> None:
         with self._changed:
             self._jobs.append(job)
@@ -179,10 +183,6 @@ class PrefixStore:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _exists(self, block: RowBlock) -> bool:
-        """`Path.exists` raises most errors of a disk before Python 3.14."""
-        return os.path.exists(self._directory.file(block))
-
     def _remove(self, block: RowBlock) -> None:
         try:
             self._directory.remove(block)
@@ -196,7 +196,7 @@ class PrefixStore:
                 self._reported = ""
         finally:
             with self._changed:
-                self._writing.discard(block.key)
+                self._writing.pop(block.key, None)
 
     def _fail(self, problem: str, text: str, *, rest: int | None = None) -> None:
         self.failures += 1

@@ -88,6 +88,8 @@ class SequenceOutcomes:
         """End a sequence for which a call of the runner has raised."""
         self._step.fail(sequence.request.stream, sequence.slot, call, error)
         self.forget(sequence)
+        if self._tier is not None:
+            self._tier.drop_unproven(sequence)
         self._scheduler.remove(sequence.request.stream, failed=True)
         # A call that raises has written to the slots that it names, and to no others: their sequences all fail.
         self._scheduler.evict_suspects(sequence, non_finite=isinstance(error, NotFiniteError))

@@ -9,6 +9,7 @@ from workers.engine.step_result import PromptPart
 from workers.engine.steps.engine_parts import EngineParts
 from workers.engine.steps.outcomes import SequenceOutcomes
 from workers.engine.steps.sampled_logprobs import sampled_logprobs
+from workers.engine.tier.save_budget import LONG_PROMPT
 from workers.sampling.logprobs import RowLogprobs
 
 REPORTED_ROW_COST = 2
@@ -64,6 +65,8 @@ class PromptSteps:
         lengths, block = [len(scheduled.chunk.tokens) for scheduled in call], self._block_rows
         if self._budget is not None:
             self._budget.record_prefill(sum(-(-length // block) * block for length in lengths), now - began)
+        if self._tier is not None and any(each.sequence.prefill_length >= LONG_PROMPT for each in call):
+            self._tier.computed_long_prompts(now - began)
         self._stats.prefill_tokens += sum(lengths)
         for scheduled, token in zip(call, tokens, strict=True):
             if scheduled.sequence.pooled:

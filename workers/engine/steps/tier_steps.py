@@ -3,7 +3,7 @@
 from workers.engine.sequence import EngineSequence
 from workers.engine.steps.engine_parts import EngineParts
 from workers.engine.steps.outcomes import SequenceOutcomes
-from workers.engine.tier.prefix_tier import ALONE_RESTORE_S, RESTORE_S, PrefixTier
+from workers.engine.tier.prefix_tier import ALONE_RESTORE_S, RESTORE_S, RESUMED_RESTORE_S, PrefixTier
 
 
 class TierSteps:
@@ -27,8 +27,9 @@ class TierSteps:
                 failed.append((sequence, error))
         for sequence, reason in failed:  # after the last copy, as in `PromptSteps`
             self._outcomes.fail(sequence, "prefill", reason)
-        until = tier.clock() + (RESTORE_S if self._scheduler.active_rows else ALONE_RESTORE_S)
-        for sequence in self._scheduler.restoring():
+        restoring = self._scheduler.restoring()
+        until = tier.clock() + self._seconds(restoring)
+        for sequence in restoring:
             try:
                 for rows in tier.restore(sequence, until):
                     self._scheduler.restored(sequence, rows)
@@ -36,3 +37,9 @@ class TierSteps:
                 self._outcomes.fail(sequence, "prefill", error)
             if tier.clock() >= until:
                 break
+
+    def _seconds(self, restoring: list[EngineSequence]) -> float:
+        """Return the time that this step restores rows for."""
+        if not self._scheduler.active_rows:
+            return ALONE_RESTORE_S
+        return RESUMED_RESTORE_S if any(sequence.request.resume for sequence in restoring) else RESTORE_S

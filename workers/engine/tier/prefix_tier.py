@@ -1,8 +1,10 @@
 """The prefix tier: saves rows of sequences in a store apart from the slots, and restores them for later ones.
 
-Rows are saved in blocks when a sampled token has proven that they are finite, while their sequence runs, so that
-another worker finds them if this one is lost. Saves and restores are made between the calls of a step, a few at a time.
-What nobody is known to ask for again costs a bounded share of the time, and is saved last.
+Rows are saved in blocks while their sequence runs, so that another worker finds them if this one is lost: when a sampled
+token has proven that they are finite, and those of a long prompt while it is computed. If such a prompt fails, they are
+dropped; if its worker is lost, who takes them checks its own logits, as of all rows that it takes (`distrust`). Saves
+and restores are made between the calls of a step, a few at a time. What nobody is known to ask for again costs a bounded
+share of the time, and is saved last.
 """
 
 import hashlib
@@ -25,14 +27,18 @@ from workers.prefix_store.block import RowBlock, extend, root, rows_of_block
 from workers.prefix_store.entry import stored_size
 from workers.prefix_store.store import PrefixStore
 
-SAVES_PER_STEP = 2
-"""Blocks that are read from their slots in one step."""
+SAVED_PER_STEP = 1 << 20
+"""Bytes of blocks that are read from their slots in one step."""
+FEWEST_PER_STEP = 2
+"""Blocks that are read in any case."""
 SEEN_BLOCKS = 32_768
 """Blocks that are remembered, to tell those that are asked for again."""
 IDLE_WAIT_S = 0.1
 """Time that a step without other work waits for the store to take a block."""
 RESTORE_S = 0.02
 """Time that a step restores rows while other sequences decode; one block at least."""
+RESUMED_RESTORE_S = 0.1
+"""The same while it restores a stream that another worker has begun: its client waits for the next token as well."""
 ALONE_RESTORE_S = 0.1
 """The same while none decodes: after it, the worker looks for new requests and cancels."""
 
@@ -60,7 +66,11 @@ class PrefixTier:
         self.clock = clock
         self._log = structlog.get_logger()
         self._saves = True
+        self._saves_per_step = max(FEWEST_PER_STEP, SAVED_PER_STEP // self._block_bytes)
         self._budget = SaveBudget()
+        self._budgeted_at = clock()
+        self._long_prompts_s = 0.0
+        """Seconds since then in which long prompts were computed."""
         self._expected: set[int] = set()
         """Streams for which blocks are read ahead."""
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -183,37 +193,65 @@ class PrefixTier:
             self._states.discard(sequence.cached.blocks[: sequence.cached.rows // self.block_rows])
         sequence.cached.saved_blocks = None
 
-    def save(self, slots: Iterable[tuple[int, CachedRows]], *, idle: bool, step_s: float) -> None:
-        """Save blocks of these slots that the store does not have, the first of each sequence first, and then the
-        recurrent state after them.
+    def drop_unproven(self, sequence: EngineSequence) -> None:
+        """Drop the blocks that a sequence has saved before a token had proven them: it has failed."""
+        cached = sequence.cached
+        if cached.early_blocks is None or cached.saved_blocks is None:
+            return
+        for block in cached.blocks[max(cached.early_blocks, self._proven(cached)) : cached.saved_blocks]:
+            self._store.discard(block)
+        cached.saved_blocks = None
+
+    def computed_long_prompts(self, seconds: float) -> None:
+        """Note that a call has computed long prompts for so many seconds."""
+        self._long_prompts_s += seconds
+
+    def save(self, slots: Iterable[tuple[int, CachedRows, int]], *, idle: bool) -> None:
+        """Save blocks of these slots, of so many of their rows, that the store does not have, the first of each
+        sequence first, and then the recurrent state after them.
 
         Those that an earlier sequence had as well, or that are pinned, are saved in any case: they will be asked for
-        again. Others take a bounded share of the time of steps, of which this one took `step_s`, or wait until the
-        engine is `idle`.
+        again. Others take a bounded share of the time, and a larger one of that in which long prompts are computed, or
+        wait until the engine is `idle`, when a save delays nobody.
         """
         self.unsaved = False
-        self._budget.passed(step_s)
-        self._budget.took(self._store.take_spent_s())
+        now = self.clock()
+        self._budget.passed(now - self._budgeted_at, self._long_prompts_s)
+        self._budgeted_at, self._long_prompts_s = now, 0.0
+        spent = self._store.take_spent_s()
+        if not idle:
+            self._budget.took(spent)
         if not self._saves or not self._store.can_write():
             return
-        held = [(slot, cached) for slot, cached in slots if cached.saved_blocks is not None]
-        left = SAVES_PER_STEP
+        held = [each for each in slots if self._may_save(each[1], each[2] // self.block_rows)]
+        left = self._saves_per_step
         for known in (True, False):
-            for slot, cached in held:
-                most = min(self._wanted(cached), self._proven(cached)) if known else self._proven(cached)
+            for slot, cached, rows in held:
+                most = min(self._wanted(cached), self._proven(cached)) if known else rows // self.block_rows
                 while (unsaved := self._next_unsaved(cached, most)) is not None:
                     if not left or not (known or idle or self._budget.allows):
                         self.unsaved = True
                         return
+                    began = time.thread_time()
                     if not self._save(slot, cached, unsaved, IDLE_WAIT_S if idle else 0.0):
                         self.unsaved = self._saves
                         return
+                    if not idle:
+                        self._budget.took(time.thread_time() - began)
                     left -= 1
                 self._pin(cached)
 
+    def _may_save(self, cached: CachedRows, most: int) -> bool:
+        """Return whether there may be something to save of a sequence with so many blocks. Cheap: most steps save
+        nothing."""
+        if cached.saved_blocks is None:
+            return False
+        unknown = cached.wanted_blocks is None and cached.proven > 0
+        return cached.saved_blocks < most or unknown or self._states is not None or len(cached.pins) > 0
+
     def _proven(self, cached: CachedRows) -> int:
-        """Return the blocks of a sequence that may be saved."""
-        return min(cached.rows, cached.proven) // self.block_rows
+        """Return the blocks of a sequence that a token has proven."""
+        return cached.proven_rows // self.block_rows
 
     def _wanted(self, cached: CachedRows) -> int:
         """Return the first blocks of a sequence that are saved in any case."""
@@ -236,7 +274,7 @@ class PrefixTier:
 
     def _pin(self, cached: CachedRows) -> None:
         """Pin the prefixes of a sequence all of whose blocks the store has."""
-        if not cached.pins or cached.saved_blocks is None:
+        if not cached.pins or cached.saved_blocks is None or not cached.proven:
             return
         for pin in cached.pins:
             count = self._pinned_blocks(pin)
@@ -286,15 +324,15 @@ class PrefixTier:
         if not self._store.has_room(wait_s):
             return False
         start = cached.saved_blocks * self.block_rows
-        began = time.thread_time()
         try:
             rows = self._runner.read_rows(slot, start, start + self.block_rows)
         except Exception as error:  # noqa: BLE001 - any error of a device must cost no request
             self._saves = False
             self._log.error("prefix_not_saved", slot=slot, exc_info=error)
             return False
-        self._budget.took(time.thread_time() - began)
         self._store.offer(block, rows)
+        if cached.early_blocks is None and start + self.block_rows > cached.proven:
+            cached.early_blocks = cached.saved_blocks
         cached.saved_blocks += 1
         return True
 

@@ -13,7 +13,7 @@ from workers.engine.request import EngineRequest
 from workers.engine.sparse.sparse_request import SparsePrompt
 from workers.engine.step_result import SequenceEnd
 from workers.engine.tier import save_budget
-from workers.engine.tier.save_budget import BURST_S, DELAY, SHARE, SaveBudget
+from workers.engine.tier.save_budget import BURST_S, DEBT_S, DELAY, PROMPT_SHARE, SHARE, SaveBudget
 from workers.prefix_store.entry import stored_size
 from workers.prefix_store.pins import MAX_PIN_S
 from workers.scripted.runner import ROW_BYTES
@@ -105,7 +105,7 @@ def test_without_a_tier_nothing_is_created() -> None:
 def spent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves have taken all of the time that they may take, and get no more."""
     monkeypatch.setattr(save_budget, "BURST_S", 0.0)
-    monkeypatch.setattr(SaveBudget, "passed", lambda budget, seconds: None)
+    monkeypatch.setattr(SaveBudget, "passed", lambda budget, seconds, long_prompts_s: None)
 
 
 def run(engine: BatchEngine, asked: EngineRequest) -> int:
@@ -161,11 +161,20 @@ def test_the_budget_is_a_share_of_the_time_and_a_burst() -> None:
     assert allowed == [False, True, False, False], "no more than a burst is saved up"
 
 
-def test_no_more_than_a_burst_is_owed() -> None:
+@pytest.mark.parametrize(("took", "allows"), [(PROMPT_SHARE + SHARE, False), (PROMPT_SHARE + 0.9 * SHARE, True)])
+def test_long_prompts_have_a_share_of_their_own(took: float, allows: bool) -> None:
+    budget = SaveBudget()
+    budget.took(BURST_S / DELAY)
+    budget.passed(2.0, long_prompts_s=1.0)
+    budget.took(took / DELAY)
+    assert budget.allows == allows
+
+
+def test_little_is_owed() -> None:
     budget = SaveBudget()
     budget.took(1e9)
     allowed = []
-    for passed in (BURST_S / SHARE - 1.0, 2.0):
+    for passed in (DEBT_S / SHARE - 1.0, 2.0):
         budget.passed(passed)
         allowed.append(budget.allows)
     assert allowed == [False, True]

@@ -300,6 +300,63 @@ def test_rows_that_no_token_has_proven_are_not_saved(path: Path) -> None:
     engine.close()
 
 
+def begun(path: Path, monkeypatch: pytest.MonkeyPatch, long_prompt: int) -> BatchEngine:
+    """Return an engine that has computed 64 tokens of a prompt of 100; prompts of `long_prompt` tokens are long."""
+    monkeypatch.setattr("workers.engine.engine.LONG_PROMPT", long_prompt)
+    engine = engine_with_tier(scripted(), path)
+    engine.submit(request(1))
+    engine.step()  # of the budget of 64 tokens
+    engine.settle()
+    return engine
+
+
+@pytest.mark.parametrize(("long_prompt", "blocks"), [(len(PROMPT), 4), (len(PROMPT) + 1, 0)])
+def test_a_long_prompt_is_saved_while_it_is_computed(
+    path: Path, monkeypatch: pytest.MonkeyPatch, long_prompt: int, blocks: int
+) -> None:
+    lost = begun(path, monkeypatch, long_prompt)
+    assert len(files(path)) == blocks
+    standby = engine_with_tier(scripted(), path)
+    assert serve(standby, request(1)) == (cold(request(1)), blocks * BLOCK_ROWS)
+    standby.close()
+    lost.close()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_a_prompt_that_fails_has_saved_is_dropped(path: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """But not what was there before, which a token has proven."""
+    if not own:
+        earlier = engine_with_tier(scripted(), path)
+        serve(earlier, request(1, PROMPT[: 2 * BLOCK_ROWS]))
+        earlier.close()
+    engine = begun(path, monkeypatch, len(PROMPT))
+    assert len(files(path)) == (4 if own else BLOCKS)
+    monkeypatch.setattr(engine._runner, "prefill", lambda chunks, specs: [][0])
+    with capture_logs():
+        assert [failure.stream for failure in engine.step().failures] == [1]
+    engine.settle()
+    assert len(files(path)) == (0 if own else 2)
+    engine.close()
+
+
+@pytest.mark.parametrize(("delivered", "steps"), [(1, 1), (0, BLOCKS // 2)])
+def test_restores_of_a_stream_that_was_lost_give_way_less(path: Path, saved: Path, delivered: int, steps: int) -> None:
+    """Its client waits for the next token as those of the streams that decode do. A block takes 12 ms here."""
+    ticks = count()
+    runner = scripted()
+    tier = PrefixTier(PrefixStore(saved, 1 << 20), runner, block_rows=BLOCK_ROWS, clock=lambda: 0.012 * next(ticks))
+    engine = BatchEngine(runner, max_queue=8, step_tokens=64, tier=tier)
+    engine.submit(request(7, other(7).prompt, max_tokens=30))
+    engine.step()
+    engine.submit(request(1, resume=tuple(cold(request(1))[:delivered])))
+    taken = 0
+    while not tier.hits:
+        engine.step()
+        taken += 1
+    assert taken == steps
+    engine.close()
+
+
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_a_store_that_is_too_small_keeps_what_fits(path: Path, blocks: int) -> None:
     most = blocks * stored_size(BLOCK_ROWS * ROW_BYTES)
