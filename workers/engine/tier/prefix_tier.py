@@ -1,10 +1,10 @@
 """The prefix tier: saves rows of sequences in a store apart from the slots, and restores them for later ones.
 
-Rows are saved in blocks while their sequence runs, so that another worker finds them if this one is lost: when a sampled
-token has proven that they are finite, and those of a long prompt while it is computed. If such a prompt fails, they are
-dropped; if its worker is lost, who takes them checks its own logits, as of all rows that it takes (`distrust`). Saves
-and restores are made between the calls of a step, a few at a time. What nobody is known to ask for again costs a bounded
-share of the time, and is saved last.
+Rows are saved in blocks while their sequence runs, so that another worker finds them if this one is lost: when a
+sampled token has proven that they are finite, and those of a long prompt while it is computed. If such a prompt fails,
+they are dropped; if its worker is lost, who takes them checks its own logits, as of all rows that it takes
+(`distrust`). Saves and restores are made between the calls of a step, a few at a time. What nobody is known to ask for
+again costs a bounded share of the time, and is saved last.
 """
 
 import hashlib
