@@ -120,7 +120,7 @@ def _stores_on_full_disks() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name a reason for failures that is none of the code."""
+    """Name a reason for failures that lies outside the code."""
     folder = tempfile.gettempdir()
     usage, share = shutil.disk_usage(folder), prefix_directory.FREE_SHARE
     if terminalreporter.stats.get("failed") and usage.free < share * usage.total:

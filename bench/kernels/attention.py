@@ -59,7 +59,7 @@ class AttentionGraph:
         own = np.arange(rows, dtype=np.int32)
         self._slots = device.upload(own * 0 if one_slot else own)
         self._behind = own[::-1, None] if one_slot else 0 * own[:, None]
-        """How many positions a row is behind the last one."""
+        """Positions that a row is behind the last one."""
 
     def _load(self, compiler: Compiler) -> Module:
         cache, layer = self._cache, SimpleNamespace(window=None, rope=None, kind="attention")

@@ -51,7 +51,7 @@ def test_docstrings_begin_with_their_subject_or_a_verb() -> None:
         'class A:\n    b: int\n    """How many."""',
         'async def f():\n    """\n    Whether it runs."""',
         'A = 1\n"""Which one."""',
-        'def f():\n    """\\\n    Who asks."""',
+        'def f():\n    """\\\n    What asks."""',
     ],
 )
 def test_such_a_docstring_is_found(source: str) -> None:

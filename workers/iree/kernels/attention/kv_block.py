@@ -51,7 +51,7 @@ class KvBlock:
 
     @property
     def unpacks(self) -> bool:
-        """Whether `begin` unpacks the positions that it is given, so that all query blocks attend to the same ones."""
+        """`begin` unpacks the positions that it is given, so that all query blocks attend to the same ones."""
         return self._unpacked is not None
 
     def begin(self, keys: Value, values: Value, low: Value, high: Value) -> None:
