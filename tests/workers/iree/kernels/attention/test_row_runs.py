@@ -35,7 +35,7 @@ FEW = ("f32", "unpacked-window-int4", "ring-three-threads")
 def test_rows_of_a_run_have_the_bits_of_rows_alone(
     run: Run, arithmetic: int, sizes: dict[str, int], options: dict[str, Any]
 ) -> None:
-    """Rows of one slot side by side: runs of every length, one after the other, over the end of a KV block and of a run."""
+    """Rows of one slot side by side: runs of every length, also over the end of a KV block and of a run."""
     kind: Any = ARITHMETICS[arithmetic].values[0]
     held = Attended(run, kind, eps=None, **sizes)
     batch, last = MAX_SHARED_ROWS + 2, 259
