@@ -130,7 +130,7 @@ class DictatedAnswers:
 
     @staticmethod
     def _rag(randomness: random.Random) -> tuple[str, str]:
-        docs = (ROOT / "docs" / "operations.md").read_text()
+        docs = (ROOT / "docs" / "operations" / "limits.md").read_text()
         start = randomness.randrange(len(docs) - 1600)
         found = docs[start : start + 1600]
         quoted = (found[at : at + 150] for at in (randomness.randrange(1450) for _ in range(8)))

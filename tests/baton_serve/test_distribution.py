@@ -56,7 +56,7 @@ def test_the_sdist_has_the_files_for_operators(sdist: Path) -> None:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     named = {file.relative_to(ROOT).as_posix() for file in (ROOT / "deploy").rglob("*") if file.is_file()}
     assert named
-    assert named | {"constraints.txt", "CHANGELOG.md", "docs/operations.md", "tests/conftest.py"} <= packed
+    assert named | {"constraints.txt", "CHANGELOG.md", "docs/operations/settings.md", "tests/conftest.py"} <= packed
 
 
 def test_a_wheel_built_from_the_sdist_is_the_same(wheel: Path, sdist: Path, tmp_path: Path) -> None:

@@ -50,5 +50,5 @@ def test_every_file_of_bench_that_is_named_exists(page: Path) -> None:
 
 def test_options_are_documented_with_their_command() -> None:
     """No test could check an option alone, as in (`--rounds 3`)."""
-    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    text = "".join(page.read_text() for page in ROOT.glob("docs/benchmarks*/**/*.md"))
     assert set(re.findall(r"`(--[^`]+)`", text)) <= {"--help", "--smoke"}

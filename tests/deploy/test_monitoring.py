@@ -44,8 +44,8 @@ def queries() -> list[str]:
 
 
 def test_the_rules_are_those_of_the_guide() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
-    section = text.partition("### Alerts")[2].partition("\n### ")[0]
+    text = (ROOT / "docs" / "operations" / "observability.md").read_text()
+    section = text.partition("\n## Alerts")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| (.+?) \| `(.+?)` \| (\S+) \|", section, re.MULTILINE)
     assert [(each["annotations"]["summary"], each["expr"], each["for"]) for each in rules()] == listed
 

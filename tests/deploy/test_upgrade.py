@@ -18,8 +18,8 @@ from tests.cli.commands.test_serve import DEADLINE_S, PIPE_BYTES, read_until
 from tests.docs.commands import console_blocks
 from tests.ports import port_for_later
 
-PAGE = (ROOT / "docs" / "operations.md").read_text()
-RECIPE = re.split(r"\n##+ ", PAGE.partition("\n### Upgrade\n")[2])[0]
+PAGE = (ROOT / "docs" / "operations" / "lifecycle.md").read_text()
+RECIPE = re.split(r"\n##+ ", PAGE.partition("\n## Upgrade\n")[2])[0]
 COMMAND_S = 300.0
 """Time for a command, which may make a virtual environment."""
 BODY = {"model": "tiny", "prompt": "Hello", "max_tokens": 4000, "temperature": 0, "ignore_eos": True, "stream": True}

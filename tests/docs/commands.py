@@ -8,6 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+OPERATIONS = ROOT / "docs" / "operations.md"
+OPERATIONS_PAGES = [
+    OPERATIONS,
+    *(
+        OPERATIONS.parent / name
+        for name in re.findall(r"^- \[.*?\]\((operations/[\w-]+\.md)\)", OPERATIONS.read_text(), re.M)
+    ),
+]
+"""The index of the operations guide and its pages, in the order of the index."""
 
 
 def console_blocks(text: str) -> Iterator[list[str]]:

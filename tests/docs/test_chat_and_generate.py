@@ -15,13 +15,9 @@ from tests.cli.scripted_api import Delta, ScriptedApi, call, text
 from tests.docs.commands import ROOT, console_lines
 from tests.gateway.images.files import PNG
 
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+PAGE = ROOT / "docs" / "operations" / "command-line.md"
 ALONE = [line for line in console_lines(ROOT / "README.md") if line.startswith(("baton generate", "baton score"))]
-SERVED = [
-    line
-    for line in console_lines(ROOT / "docs" / "operations.md")
-    if line.startswith(("baton chat ", "baton generate "))
-]
+SERVED = [line for line in console_lines(PAGE) if line.startswith(("baton chat ", "baton generate "))]
 
 
 def run(command: str, folder: Path, *more: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +48,7 @@ def test_the_built_in_model_follows_the_schema_of_the_readme(command: str, tmp_p
 def test_a_command_that_uses_a_server(command: str, tmp_path: Path) -> None:
     """With the file of tools in the page, and a picture."""
     (tmp_path / "cat.png").write_bytes(PNG)
-    tools = re.search(r"```json\n(\[.*?)```", OPERATIONS.partition("\n## Chat and generate\n")[2], re.DOTALL)
+    tools = re.search(r"```json\n(\[.*?)```", PAGE.read_text().partition("\n## Chat and generate\n")[2], re.DOTALL)
     assert tools
     (tmp_path / "tools.json").write_text(tools[1])
     answer: list[Delta] = (

@@ -8,16 +8,16 @@ import pytest
 from tests.checkpoints import make_checkpoint
 from tests.cli.commands.models.commands import Commands
 from tests.cli.commands.test_serve import SERVE, read_until, serving
-from tests.docs.commands import ROOT, console_lines
+from tests.docs.commands import OPERATIONS_PAGES, ROOT, console_lines
 from tests.ports import port_for_later
 from tests.workers.hub.hub_server import HubServer
 from workers.hub.errors import HubCause
 
 MODEL = "Qwen/Qwen3-0.6B"
-OPERATIONS = ROOT / "docs" / "operations.md"
 COMMANDS = (["pull"], ["list"], ["inspect"], ["run"], ["ps"], ["rm"])
 PAGES = [
-    [line for line in console_lines(page) if line.split()[1:2] in COMMANDS] for page in (ROOT / "README.md", OPERATIONS)
+    [line for page in pages for line in console_lines(page) if line.split()[1:2] in COMMANDS]
+    for pages in ([ROOT / "README.md"], OPERATIONS_PAGES)
 ]
 
 
@@ -38,5 +38,6 @@ def test_the_commands_of_a_page_one_after_the_other(lines: list[str], tmp_path: 
 
 
 def test_every_cause_of_a_failed_download_is_listed() -> None:
-    section = OPERATIONS.read_text().partition("\n| Cause | Meaning | Next step |\n")[2].partition("\n\n")[0]
+    page = (ROOT / "docs" / "operations" / "models.md").read_text()
+    section = page.partition("\n| Cause | Meaning | Next step |\n")[2].partition("\n\n")[0]
     assert [line.split("`")[1] for line in section.splitlines()[1:]] == [str(cause) for cause in HubCause]

@@ -31,16 +31,18 @@ from gateway.openai.unsupported import OPTIONS, options_of
 from gateway.responses.request.schema import ResponsesBody
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
+from tests.docs.commands import OPERATIONS_PAGES
 from tests.test_house import IMPORTED_IN
 from workers.engine.runner import Runner
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    file for folder in (".", "docs", "docs/adr", "deploy", ".github") for file in (ROOT / folder).glob("*.md")
+    file
+    for folder in (".", "docs", "docs/adr", "docs/operations", "deploy", ".github")
+    for file in (ROOT / folder).glob("*.md")
 )
 HTTP = (ROOT / "docs" / "http.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 
 
 def commands(page: Path) -> Iterator[list[str]]:
@@ -68,6 +70,10 @@ def parse(words: list[str]) -> None:
 )
 def test_every_command_parses(words: list[str]) -> None:
     parse(words)
+
+
+def test_the_index_of_the_operations_guide_lists_its_pages() -> None:
+    assert sorted(OPERATIONS_PAGES[1:]) == sorted((ROOT / "docs" / "operations").iterdir())
 
 
 def test_a_wrong_command_does_not_parse() -> None:
@@ -100,9 +106,9 @@ def test_every_link_within_the_house_leads_somewhere(page: Path) -> None:
 
 
 def table(title: str) -> list[list[str]]:
-    section = re.search(rf"^##+ {title}\n(.*?)(?=^##|\Z)", OPERATIONS, flags=re.MULTILINE | re.DOTALL)
-    assert section, title
-    lines = [line for line in section[1].splitlines() if line.startswith("|")]
+    pattern = re.compile(rf"^##+ {title}\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+    (section,) = [found[1] for page in OPERATIONS_PAGES if (found := pattern.search(page.read_text()))]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
@@ -246,7 +252,7 @@ def curl_examples(page: Path) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/http.md", "docs/operations.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/http.md", "docs/operations/adapters.md"])
 def test_the_bodies_of_the_curl_examples_are_accepted(page: str) -> None:
     examples = curl_examples(ROOT / page)
     assert examples

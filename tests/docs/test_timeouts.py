@@ -56,8 +56,8 @@ ROW = re.compile(r"^\| `([\w.]+)` \| ([\d.]+) s \|.*\|$", re.MULTILINE)
 
 
 def listed() -> dict[str, float]:
-    text = (ROOT / "docs" / "operations.md").read_text()
-    _, _, after = text.partition("\n### Timeouts\n")
+    text = (ROOT / "docs" / "operations" / "limits.md").read_text()
+    _, _, after = text.partition("\n## Timeouts\n")
     section, _, _ = after.partition("\n#")
     rows = ROW.findall(section)
     assert len(rows) == len(re.findall(r"^\| `", section, re.MULTILINE)), "each row has a name and seconds"

@@ -26,12 +26,12 @@ ADDING = "docs/adding-a-model.md"
 DOCUMENTS = (
     ("model_type", ADDING),
     ("architectures", ADDING),
-    ("general.architecture", "docs/operations.md#gguf-files"),
-    ("quantization", "docs/operations.md#quantize-a-model"),
-    ("max_position_embeddings", "docs/operations.md#kv-cache"),
+    ("general.architecture", "docs/operations/quantization.md#gguf-files"),
+    ("quantization", "docs/operations/quantization.md#quantize-a-model"),
+    ("max_position_embeddings", "docs/operations/memory.md#kv-cache"),
 )
 """The page that explains a refusal, by the beginning of the field that it names."""
-FEATURES, ALONE = "docs/features.md", "docs/operations.md#models-that-run-alone"
+FEATURES, ALONE = "docs/features.md", "docs/operations/models.md#models-that-run-alone"
 
 
 @dataclass(frozen=True, slots=True)

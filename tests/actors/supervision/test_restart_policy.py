@@ -52,7 +52,7 @@ def test_delays_double_up_to_the_cap_and_then_it_ends() -> None:
 
 
 def test_a_local_worker_waits_at_most_two_seconds_before_it_is_given_up() -> None:
-    """`docs/operations.md` states these delays."""
+    """`docs/operations/high-availability.md` states these delays."""
     decisions = [RestartPolicy().decide([0.0] * count, 0.0) for count in range(1, 6)]
     assert decisions == [*map(Restart, (0.25, 0.5, 1.0, 2.0)), GiveUp("failed 5 times within 300 s")]
 

@@ -24,5 +24,5 @@ def test_half_of_them_are_for_connections_at_least(
 
 
 def test_the_documented_numbers_are_kept() -> None:
-    """`docs/operations.md` states them."""
+    """`docs/operations/limits.md` states them."""
     assert Descriptors.plan(1 << 20, 3, 5).kept == 64 + 3 * 24 + 5 * 16

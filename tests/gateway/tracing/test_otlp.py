@@ -437,7 +437,7 @@ def test_an_endpoint_is_a_url(url: str) -> None:
 
 
 async def test_every_attribute_is_in_the_table_of_the_page() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "operations" / "observability.md").read_text()
     table = page.partition("\n| Attribute | Spans | Meaning |\n")[2].partition("\n\n")[0]
     listed = {line.split("`")[1] for line in table.splitlines()[1:]}
     body = COMPLETION | {"max_tokens": 30}

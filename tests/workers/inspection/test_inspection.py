@@ -178,7 +178,7 @@ def test_gptq_is_refused_by_mlx_alone(tmp_path: Path) -> None:
     assert modes(found) == {"iree": "batched", "mlx": "refused"}
     refused = found.backends[1]
     assert "'gptq' is not supported by the MLX backend: take --backend iree" in refused.problem
-    assert refused.document == "docs/operations.md#quantize-a-model"
+    assert refused.document == "docs/operations/quantization.md#quantize-a-model"
 
 
 def test_layers_of_a_hybrid_are_counted_by_kind(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_family_that_only_mlx_lm_describes_runs_alone(tmp_path: Path) -> None:
     found = inspect(path)
     assert modes(found) == {"iree": "refused", "mlx": "alone"}
     assert found.backends[0].document == "docs/adding-a-model.md"
-    assert found.backends[1].document == "docs/operations.md#models-that-run-alone"
+    assert found.backends[1].document == "docs/operations/models.md#models-that-run-alone"
     assert {each.to for each in by_name(found).values()} == {("mlx-lm",)}
 
 

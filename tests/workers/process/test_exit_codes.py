@@ -6,7 +6,7 @@ from protocol.errors import ByeReason
 from workers.__main__ import EXIT_USAGE
 from workers.process.exit_codes import EXIT_CODES, WorkerExit
 
-OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+PAGE = Path(__file__).parents[3] / "docs" / "operations" / "command-line.md"
 
 
 def test_every_reason_has_its_own_status() -> None:
@@ -18,7 +18,7 @@ def test_every_reason_has_its_own_status() -> None:
 
 
 def test_the_statuses_are_documented() -> None:
-    text = OPERATIONS.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     for reason, code in EXIT_CODES.items():
         assert f"| {code} | `{reason.value}` |" in text
     assert f"| {EXIT_USAGE} | - |" in text

@@ -12,13 +12,13 @@ from tests.workers.checkpoints.lora.lora_files import make_lora
 from workers.checkpoints.checkpoint import CheckpointError, ModelConfig, open_weights
 from workers.checkpoints.lora.adapted_matrices import adaptable_modules, adapter_stacks, read_adapters
 
-DOCUMENT = Path(__file__).parents[4] / "docs/operations.md"
+DOCUMENT = Path(__file__).parents[4] / "docs/operations/adapters.md"
 ROW = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| ((?:`[\w.]+`(?:, )?)+) \| (.*) \|$", re.MULTILINE)
 LAYERS = 4
 
 
 def listed() -> dict[str, set[str]]:
-    _, _, after = DOCUMENT.read_text().partition("\n#### Modules of each family\n")
+    _, _, after = DOCUMENT.read_text().partition("\n### Modules of each family\n")
     section, _, _ = after.partition("\n#")
     return {
         family: set(re.findall(r"`([\w.]+)`", modules))
