@@ -104,6 +104,7 @@ class AdapterLoads:
             raise AdapterRefused(f"{text}: unload it, or take another name")
         if version is None:
             places = self.places(model)
+            self._forget_retired()  # one that was just unloaded makes room
             if (number := self.registry.free_number(model, places)) is None:
                 text = f"{places} adapters are loaded, or have requests that are not answered yet"
                 raise AdapterRefused(f"{text}: unload one, or set --max-loras to more")
@@ -272,17 +273,20 @@ class AdapterLoads:
             self._check = asyncio.get_running_loop().call_later(CHECK_S, self._check_retired)
 
     def _check_retired(self) -> None:
-        """Forget the retired versions that no sequence has."""
         self._check = None
+        if self._forget_retired():
+            self._check_soon()
+
+    def _forget_retired(self) -> bool:
+        """Forget the retired versions that no sequence has. Returns whether there are others."""
         retired = [each for each in self.registry.retired() if each.wire not in self._loads]
         if not retired:
-            return
+            return False
         used = {sequence.submit.adapter for sequence in self._live()}
         for version in retired:
             if version.wire not in used:
                 self._forget(version)
-        if any(version.wire in used for version in retired):
-            self._check_soon()
+        return any(version.wire in used for version in retired)
 
 
 def _places(handle: WorkerHandle) -> int:

@@ -94,3 +94,9 @@ class Fields:
         if not isinstance(value, dict):
             raise self.error(name, "is not an object")
         return Fields(self.file, value, prefix=f"{self._prefix}{name}.")
+
+
+def brief(value: object) -> str:
+    """Return a value of a checkpoint as an error shows it: at most 64 characters of it."""
+    text = repr(value)
+    return text if len(text) <= 64 else f"{text[:64]}..."

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from workers.checkpoints.architectures.fields import MAX_NUMBER, MAX_SIZE
+from workers.checkpoints.architectures.fields import MAX_NUMBER, MAX_SIZE, brief
 from workers.checkpoints.gguf.gguf_file import GgufFile
 from workers.checkpoints.json_files import CheckpointError
 
@@ -47,7 +47,7 @@ class Keys:
         if value is None:
             raise self.error(name, "is missing")
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MAX_SIZE:
-            raise self.error(name, f"{_brief(value)} is not an integer from 1 to {MAX_SIZE}")
+            raise self.error(name, f"{brief(value)} is not an integer from 1 to {MAX_SIZE}")
         return value
 
     def count(self, name: str) -> int:
@@ -87,7 +87,7 @@ class Keys:
         if value is None:
             raise self.error(name, "is missing")
         if not isinstance(value, int | float) or isinstance(value, bool) or not 1 / MAX_NUMBER <= value <= MAX_NUMBER:
-            raise self.error(name, f"{_brief(value)} is not a number from {1 / MAX_NUMBER:g} to {MAX_NUMBER:g}")
+            raise self.error(name, f"{brief(value)} is not a number from {1 / MAX_NUMBER:g} to {MAX_NUMBER:g}")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:
@@ -112,9 +112,4 @@ class Keys:
                 or (isinstance(value, list) and not any(value))
             ):
                 continue
-            raise self.error(name, f"{_brief(value)} is not supported for this architecture")
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 64 else f"{text[:64]}..."
+            raise self.error(name, f"{brief(value)} is not supported for this architecture")

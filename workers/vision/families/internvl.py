@@ -101,13 +101,20 @@ def _sources(config: VisionConfig) -> Sources:
 
 
 def without_bias(token: Array, bias: Array) -> Array:
-    """Return the class token less the bias that the embedding adds to every row."""
+    """Return the class token less the bias that the embedding adds to every row.
+
+    Raises `ValueError` if their sizes differ.
+    """
+    if token.size != bias.size:
+        raise ValueError(f"a class token of {token.size} numbers beside a bias of {bias.size}")
     changed: Array = token.reshape(-1).astype(np.float32) - bias.astype(np.float32)
     return changed
 
 
 def scaled(tensor: Array, factors: Array) -> Array:
-    """Multiply each output of a linear layer."""
+    """Multiply each output of a linear layer. Raises `ValueError` for another number of factors."""
+    if factors.shape != tensor.shape[:1]:
+        raise ValueError(f"{factors.shape} factors of {tensor.shape} weights")
     changed: Array = (tensor.astype(np.float32).T * factors.astype(np.float32)).T
     return changed
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.fields import MAX_NUMBER, Fields
+from workers.checkpoints.architectures.fields import MAX_NUMBER, Fields, brief
 
 HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -54,5 +54,5 @@ def _three(fields: Fields, name: str, default: Three) -> tuple[float, ...]:
     value = fields.get(name, list(default))
     valid = isinstance(value, list) and all(isinstance(each, int | float) and abs(each) < MAX_NUMBER for each in value)
     if not valid or len(value) != 3:
-        raise fields.error(name, f"{value!r} is not a list of three numbers")
+        raise fields.error(name, f"{brief(value)} is not a list of three numbers")
     return tuple(map(float, value))

@@ -4,6 +4,7 @@ of those without a tower: see `descriptions`."""
 import math
 from typing import Any
 
+from workers.checkpoints.architectures.fields import brief
 from workers.vision.projectors.descriptions import normalization, sizes, tokens_side
 from workers.vision.projectors.projector_file import ProjectorFile
 
@@ -48,7 +49,7 @@ def describe_llava(file: ProjectorFile) -> Values:
         raise file.unfit("image_grid_pinpoints", "has tiles, as LLaVA 1.6, which is not supported in GGUF files")
     taken = file.get("feature_layer") or [file.layers]
     if taken != [file.layers]:
-        raise file.unfit("feature_layer", f"{taken!r} is not the last one of {file.layers} layers alone")
+        raise file.unfit("feature_layer", f"{brief(taken)} is not the last one of {file.layers} layers alone")
     vision = _tower(file, "quick_gelu") | {"model_type": "clip_vision_model"}
     biases = file.has("mm.0.bias")
     return {"vision_config": vision, "vision_feature_layer": -1, "multimodal_projector_bias": biases}
