@@ -25,7 +25,7 @@ Operations = Mapping[tuple[str, str], ApiOperation]
 
 
 class OpenApiDocument:
-    """The document of one app, encoded at the first request for it."""
+    """The document of one app."""
 
     def __init__(
         self,
@@ -40,13 +40,10 @@ class OpenApiDocument:
         self._operations = operations
         self._error = error
         self._neutral = neutral
-        self._encoded: bytes | None = None
 
     def encoded(self, version: str) -> bytes:
-        """The document as JSON."""
-        if self._encoded is None:
-            self._encoded = msgspec.json.encode(self.build(version))
-        return self._encoded
+        """The document as JSON. Takes tens of milliseconds."""
+        return msgspec.json.encode(self.build(version))
 
     def build(self, version: str) -> dict[str, Any]:
         """The document for this version of Baton."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import anyio
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,7 +30,12 @@ class OpenApiEndpoint:
             "gateway.responses": RESPONSES_OPTIONS,
         }
         self._document = OpenApiDocument(routes, OPERATIONS, ErrorAnswer, neutral)
+        self._encoded: bytes | None = None
+        self._encoding = anyio.Lock()
 
     async def document(self, _: Request) -> Response:
-        """`GET /openapi.json`."""
-        return Response(self._document.encoded(__version__), media_type="application/json")
+        """`GET /openapi.json`. The first request builds it, on a thread: it takes tens of milliseconds."""
+        async with self._encoding:
+            if self._encoded is None:
+                self._encoded = await anyio.to_thread.run_sync(self._document.encoded, __version__)
+        return Response(self._encoded, media_type="application/json")

@@ -29,9 +29,9 @@ RUNAWAY = Grammar(
     "json_schema",
     json.dumps({"allOf": [{"type": "integer", "multipleOf": prime} for prime in (9973, 9967, 9949, 9941)]}),
 )
-RULES = 20_000
+RULES = 8_000
 OVERFLOW = lark("start: r0\n" + "\n".join(f'r{i}: "a" r{i + 1} | "b"' for i in range(RULES)) + f'\nr{RULES}: "c"')
-"""Within the bound of a grammar's text."""
+"""Twice what the stack of a check holds, and a fifth of the time that one may take."""
 
 
 class Credit(CompileCredit):
