@@ -3,7 +3,7 @@
 import gc
 import signal
 
-IMPORTED = 200_000
+IMPORTED = 500_000
 """Allocations before garbage is collected. What is imported stays; a sixth of its time went into looking at it."""
 
 

@@ -151,9 +151,10 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "workers.iree": {
         "kernels": set(),
         "device": set(),
-        "model": {"kernels"},
-        "lora": {"device", "model"},
-        "build": {"kernels", "device", "model", "lora"},
+        "lazy_jax": set(),
+        "model": {"kernels", "lazy_jax"},
+        "lora": {"device", "model", "lazy_jax"},
+        "build": {"kernels", "device", "model", "lora", "lazy_jax"},
         "kv": {"model"},
         "kv_ring": {"kv"},
         "kv_groups": {"kv", "kv_ring"},

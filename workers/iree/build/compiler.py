@@ -4,10 +4,8 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
-
-from iree.compiler import version
-from iree.compiler.tools.binaries import find_tool
 
 from actors.process.parent_death import tied
 from workers.errors import LoadRefused
@@ -44,7 +42,7 @@ class Compiler:
 
     def key(self, source: str) -> str:
         """Return the digest of a text and of how it would be compiled."""
-        parts = [source, *self._flags, version.VERSION, self._target]
+        parts = [source, *self._flags, version("iree-base-compiler"), self._target]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
     def find(self, key: str) -> Path | None:
@@ -69,6 +67,8 @@ class Compiler:
 
     def _run(self, text: str, limit_s: float) -> bytes:
         """Return the compiled module. Raises `CompileError` and `CacheError`."""
+        from iree.compiler.tools.binaries import find_tool  # takes 60 MB, and most workers find all in the cache
+
         command = [find_tool("iree-compile"), "-", "-o", "-", *self._flags]
         try:
             done = subprocess.run(tied(command), input=text.encode(), capture_output=True, timeout=limit_s)

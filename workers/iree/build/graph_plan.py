@@ -4,13 +4,11 @@ Each kind has size buckets. A graph of a larger size computes what one of a smal
 CPU (docs/adr/0014), so a few graphs can serve everything and the rest may be compiled later (docs/adr/0019).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import jax
-import jax.numpy as jnp
-import jaxlib
 
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig
@@ -20,6 +18,7 @@ from workers.iree.build.source_digest import source_digest
 from workers.iree.build.tower_graphs import TowerGraphs
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
 from workers.iree.kernels.sampling.sample import sampling_module
+from workers.iree.lazy_jax import ArraySpec, jax, jax_versions, jnp
 from workers.iree.lora.adapted_ops import AdaptedOps, AdaptedPlainOps
 from workers.iree.lora.lora_plan import ADAPTED, LoraPlan, typed
 from workers.iree.model.attention_queries import attention_queries
@@ -250,7 +249,7 @@ class GraphPlan:
         return tuple(size for size in self.buckets if size in (1, 4, self.buckets[-1]))
 
     @property
-    def last_rows(self) -> jax.ShapeDtypeStruct:
+    def last_rows(self) -> ArraySpec:
         """The hidden rows that prefill graphs leave for `head` graphs: one for each chunk of a call."""
         shape, dtype = self.ops.operand(self.head_sizes[-1], self.config.hidden_size)
         return struct(shape, dtype)
@@ -268,7 +267,7 @@ class GraphPlan:
             return self.tower.describe()
         lora = self.lora if _are_adapted(names) else None
         plan = repr(replace(self, buckets=(), chunks=(), embeddings=False, queries=False, vision=None, lora=lora))
-        parts = [*names, plan, jax.__version__, jaxlib.__version__, source_digest(__name__)]
+        parts = [*names, plan, *jax_versions(), source_digest(__name__)]
         if self.vision is not None and any(EMBEDDED in name for name in names):
             parts.append(f"{self.embedded_parts} {self.vision.bidirectional}")
         return "\n".join(parts)
@@ -313,7 +312,7 @@ class GraphPlan:
             return self._copy(name)
         return self._on_logits(kind, name, int(size))
 
-    def _step_inputs(self, batch: int, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def _step_inputs(self, batch: int, tokens: int) -> tuple[ArraySpec, ...]:
         angles = struct((batch, tokens, sum(rope.dims for rope in self.config.ropes) // 2), "float32")
         rows, slots = struct((batch, tokens), "int32"), struct((batch,), "int32")
         places = [struct((2, batch * tokens), "int32")] if self.has_places else []
@@ -336,7 +335,7 @@ class GraphPlan:
         return self.config.state_values > 0 and isinstance(self.ops, TiledOps)
 
     @property
-    def _kept(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def _kept(self) -> tuple[ArraySpec, ...]:
         """The types of what stays on the device: the KV cache, and the recurrent states if there are any."""
         return (*self._kv, struct(self.state_shape, "float32")) if self.config.state_values else self._kv
 
@@ -345,7 +344,7 @@ class GraphPlan:
         return tuple((KV + number, first + number) for number in range(len(self._kept)))
 
     @property
-    def _kv(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def _kv(self) -> tuple[ArraySpec, ...]:
         """The types of the arrays of the KV cache."""
         return tuple(struct(group.shape, group.dtype(self.ops.dtype)) for group in self.cache.groups)
 
@@ -489,7 +488,7 @@ class GraphPlan:
 
         return Graph(name, hidden_states, self._block_inputs(chunk), in_place=self._kept_in_place(1))
 
-    def _block_inputs(self, chunk: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def _block_inputs(self, chunk: int) -> tuple[ArraySpec, ...]:
         block = self.block or chunk
         return self._step_inputs(chunk // block, block)
 
@@ -522,7 +521,7 @@ class GraphPlan:
 
         return Graph(name, mtp_rows, self._mtp_inputs(rows), in_place=self._kv_in_place(0))
 
-    def _mtp_inputs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def _mtp_inputs(self, rows: int) -> tuple[ArraySpec, ...]:
         return (*self._step_inputs(rows, 1)[:KV], *self._kv, self._hidden(rows))
 
     def _kv_in_place(self, first: int) -> tuple[tuple[int, int], ...]:
@@ -545,7 +544,7 @@ class GraphPlan:
         layers = len(full_layers(self.config.plan))
         return Graph(name, queries, self._step_inputs(1, rows), in_place=self._kv_in_place(layers))
 
-    def _hidden(self, rows: int) -> jax.ShapeDtypeStruct:
+    def _hidden(self, rows: int) -> ArraySpec:
         return struct((rows, self.config.hidden_size), "float32")
 
     def _copy(self, name: str) -> Graph:

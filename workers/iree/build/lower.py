@@ -1,36 +1,17 @@
 """Lowering of JAX functions to one MLIR module that iree-compile takes."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import jax
-from jax import export
+from typing import TYPE_CHECKING, Any
 
 from workers.iree.kernels.ir.mlir_types import ELEMENTS, tensor
+from workers.iree.lazy_jax import ArraySpec, jax
 
-JAX_OPTIONS = {
-    # JAX only traces here. By default it looks for accelerators, warns that it found no TPU, and reserves most of a
-    # GPU.
-    "jax_platforms": "cpu",
-    # The text of a graph depends on these, and the environment can set them. They are not in a graph's key.
-    "eager_constant_folding": False,
-    "jax_default_matmul_precision": None,
-    "jax_disable_jit": False,
-    "jax_enable_x64": False,
-    "jax_numpy_dtype_promotion": "standard",
-    "jax_use_simplified_jaxpr_constants": False,
-    # With other values of these, nothing can be traced.
-    "jax_error_checking_behavior_divide": "ignore",
-    "jax_error_checking_behavior_nan": "ignore",
-    "jax_error_checking_behavior_oob": "ignore",
-    "jax_no_tracing": False,
-    "jax_numpy_rank_promotion": "allow",
-}
-"""The options of JAX in every process that traces; a release of JAX may lack some of them."""
-for _name in JAX_OPTIONS.keys() & jax.config.values.keys():
-    jax.config.update(_name, JAX_OPTIONS[_name])
+if TYPE_CHECKING:
+    from jax.export import Exported
 
 SCOPE = "model"
 """The parameter archive's name in the module."""
@@ -44,7 +25,7 @@ class Graph:
 
     name: str
     function: Callable[..., tuple[jax.Array, ...]]
-    inputs: tuple[jax.ShapeDtypeStruct, ...]
+    inputs: tuple[ArraySpec, ...]
     scalars: int = 0
     """The number of last inputs that are int32 numbers, which the host passes by value."""
     in_place: tuple[tuple[int, int], ...] = ()
@@ -53,17 +34,15 @@ class Graph:
     """The function takes no parameters."""
 
 
-def struct(shape: Sequence[int], dtype: str) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+def struct(shape: Sequence[int], dtype: str) -> ArraySpec:
+    return ArraySpec(tuple(shape), dtype)
 
 
 def type_of(value: Any) -> str:
     return tensor(tuple(value.shape), ELEMENTS[str(value.dtype)])
 
 
-def lower_module(
-    graphs: Sequence[Graph], parameters: Mapping[str, jax.ShapeDtypeStruct], bodies: Mapping[str, str]
-) -> str:
+def lower_module(graphs: Sequence[Graph], parameters: Mapping[str, ArraySpec], bodies: Mapping[str, str]) -> str:
     """Return the text of one module with an entry point for each graph; they share the parameters.
 
     `bodies` are the kernels that the functions may call, those included that tracing them adds; those that they call
@@ -83,16 +62,17 @@ def lower_module(
     return "\n".join([*out, *(bodies[name] for name in sorted(called)), *functions, "}"])
 
 
-def _export(graph: Graph, parameters: Mapping[str, jax.ShapeDtypeStruct], bodies: Mapping[str, str]) -> export.Exported:
+def _export(graph: Graph, parameters: Mapping[str, ArraySpec], bodies: Mapping[str, str]) -> Exported:
     count, names = len(graph.inputs), tuple(parameters)
 
     def main(*values: jax.Array) -> tuple[jax.Array, ...]:
         return graph.function(*values[:count], dict(zip(names, values[count:], strict=True)))
 
-    jitted = jax.jit(main, keep_unused=True)
-    jitted.trace(*graph.inputs, *parameters.values())  # adds to the kernels; `export` finds the trace in JAX's cache
+    export, jitted = jax.export, jax.jit(main, keep_unused=True)
+    specs = [spec.traced() for spec in (*graph.inputs, *parameters.values())]
+    jitted.trace(*specs)  # adds to the kernels; `export` finds the trace in JAX's cache
     allowed = [export.DisabledSafetyCheck.custom_call(name) for name in bodies]
-    return export.export(jitted, platforms=["cpu"], disabled_checks=allowed)(*graph.inputs, *parameters.values())
+    return export.export(jitted, platforms=["cpu"], disabled_checks=allowed)(*specs)
 
 
 def _private(graph: str, text: str, called: set[str]) -> str:
@@ -120,7 +100,7 @@ def _strip_locations(text: str) -> str:
     return re.sub(r" loc\((?:#loc\d*|unknown|\"[^\"]*\"(?:\(#loc\d*\))?)\)", "", text)
 
 
-def _entry(graph: Graph, parameters: Mapping[str, jax.ShapeDtypeStruct], results: Sequence[str]) -> str:
+def _entry(graph: Graph, parameters: Mapping[str, ArraySpec], results: Sequence[str]) -> str:
     """Return the public function: it takes the inputs, loads the parameters, and marks what is updated in place."""
     first_scalar = len(graph.inputs) - graph.scalars
     arguments, lines, values, types = [], [], [], []

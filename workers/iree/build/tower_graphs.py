@@ -1,15 +1,15 @@
 """The graphs of a tower: each computes one block of patches, with the weights of a layer among its inputs, so that all
 layers share them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import jaxlib
-
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
+from workers.iree.lazy_jax import ArraySpec, jax, jax_versions
 from workers.iree.model.ops import RopeAngles, Shape
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
@@ -39,7 +39,7 @@ class TowerGraphs:
     ops: TiledOps | PlainOps
 
     @classmethod
-    def of(cls, config: VisionConfig, ops: TiledOps | PlainOps) -> "TowerGraphs":
+    def of(cls, config: VisionConfig, ops: TiledOps | PlainOps) -> TowerGraphs:
         """Return the graphs for a device, with the padding of the tower in place of the language model's."""
         layout = TowerLayout.of(config, ops)
         own = replace(ops, padding=layout.padding, bodies={}) if isinstance(ops, TiledOps) else ops
@@ -98,7 +98,7 @@ class TowerGraphs:
 
     def describe(self) -> str:
         """Return everything that the text of the module depends on."""
-        return "\n".join([*self.names, repr(self), jax.__version__, jaxlib.__version__, source_digest(__name__)])
+        return "\n".join([*self.names, repr(self), *jax_versions(), source_digest(__name__)])
 
     def module(self) -> str:
         """Return the MLIR of the module."""
@@ -158,7 +158,7 @@ class TowerGraphs:
         self,
         name: str,
         function: Callable[[Sequence[jax.Array], dict[str, jax.Array]], tuple[jax.Array, ...]],
-        inputs: tuple[jax.ShapeDtypeStruct, ...],
+        inputs: tuple[ArraySpec, ...],
         parameters: Sequence[TowerParameter],
         in_place: tuple[tuple[int, int], ...] = (),
     ) -> Graph:
@@ -173,15 +173,15 @@ class TowerGraphs:
         return Graph(f"{TOWER}_{name}", call, (*inputs, *weights), in_place=in_place, pure=True)
 
     @property
-    def _rows(self) -> jax.ShapeDtypeStruct:
+    def _rows(self) -> ArraySpec:
         return struct((self.block, self.layout.hidden), "float32")
 
     @property
-    def _kv(self) -> jax.ShapeDtypeStruct:
+    def _kv(self) -> ArraySpec:
         return struct(self.attention.cache, self.ops.dtype)
 
     @property
-    def _queries(self) -> jax.ShapeDtypeStruct:
+    def _queries(self) -> ArraySpec:
         width = self.config.heads * self.layout.lanes
         if isinstance(self.ops, TiledOps):
             return struct((self.block, width // self.ops.arithmetic.per_word), "int32")

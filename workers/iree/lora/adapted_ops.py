@@ -7,14 +7,15 @@ become zero in each row, and B of all of them adds up what is left. Both are the
 whose rows do not depend on each other. A row without an adapter keeps the bits of the model's product.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, fields
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.ops import DenseWeights, LayerState, RopeAngles, StepRows
 from workers.iree.model.packed_matrix import Weight
@@ -49,7 +50,7 @@ class AdaptedOps(TiledOps):
     """`TiledOps` whose weights may be adapted. No layer is one fused kernel."""
 
     @classmethod
-    def of(cls, ops: TiledOps) -> "AdaptedOps":
+    def of(cls, ops: TiledOps) -> AdaptedOps:
         """Return the operations that add their kernels to those of `ops`."""
         return cls(**{each.name: getattr(ops, each.name) for each in fields(ops) if each.init})
 

@@ -1,14 +1,13 @@
 """The matrices of adapters as parameters of graphs."""
 
-import math
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from workers.checkpoints.lora.adapted_matrices import AdapterStack
+from workers.iree.lazy_jax import ArraySpec, jax, jnp
 from workers.iree.lora.adapted_ops import AdaptedMatrix, AdapterMatrices
 from workers.iree.model.ops import Shape
 from workers.iree.model.packed_matrix import Weight
@@ -32,17 +31,17 @@ class LoraTarget:
     columns: int
 
     @classmethod
-    def of(cls, stack: AdapterStack, stored: Stored, ops: TiledOps | PlainOps) -> "LoraTarget":
+    def of(cls, stack: AdapterStack, stored: Stored, ops: TiledOps | PlainOps) -> LoraTarget:
         """Return the target of a stack, beside a matrix of the model as it is stored."""
         outputs, inputs = stored.padded_shape
         a, b = ops.stored_shape(stack.columns, inputs), ops.stored_shape(outputs, stack.columns)
         return cls(stack.name, a, b, stack.columns)
 
-    def parameters(self, dtype: str) -> Mapping[str, jax.ShapeDtypeStruct]:
+    def parameters(self, dtype: str) -> Mapping[str, ArraySpec]:
         """Return the types of its parameters by their names in graphs."""
         a, b, owners = parameter_names(self.name)
         kinds = {a: (self.a, dtype), b: (self.b, dtype), owners: ((self.columns,), "int32")}
-        return {name: jax.ShapeDtypeStruct(shape, kind) for name, (shape, kind) in kinds.items()}
+        return {name: ArraySpec(shape, kind) for name, (shape, kind) in kinds.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +51,16 @@ class LoraPlan:
     targets: tuple[LoraTarget, ...]
 
     @classmethod
-    def of(cls, stacks: Sequence[AdapterStack], weights: Sequence[Stored], ops: TiledOps | PlainOps) -> "LoraPlan":
+    def of(cls, stacks: Sequence[AdapterStack], weights: Sequence[Stored], ops: TiledOps | PlainOps) -> LoraPlan:
         """Return the plan for the stacks of a model's adapters."""
         stored = {each.name: each for each in weights}
         return cls(tuple(LoraTarget.of(stack, stored[stack.name], ops) for stack in stacks))
 
     def nbytes(self, dtype: str) -> int:
         """Return the bytes of all parameters."""
-        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self.parameters(dtype).values())
+        return sum(each.nbytes for each in self.parameters(dtype).values())
 
-    def parameters(self, dtype: str) -> Mapping[str, jax.ShapeDtypeStruct]:
+    def parameters(self, dtype: str) -> Mapping[str, ArraySpec]:
         """Return the types of all parameters by name."""
         return {name: each for target in self.targets for name, each in target.parameters(dtype).items()}
 

@@ -1,13 +1,14 @@
 """The queries of a model's layers, as its graph computes them: what the scores of sparse prefill start from."""
 
+from __future__ import annotations
+
 from typing import Any, cast
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from workers.checkpoints.architectures.parts import full_layers
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.decoder import Parameters, StepInputs, forward
 from workers.iree.model.kv_layout import CacheLayout, KvLayout
 from workers.iree.model.ops import LayerState, Ops, RopeAngles, StepRows

@@ -6,12 +6,12 @@ its slot up to that row and on nothing else: not on the other rows of the step, 
 the same step.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,6 +19,7 @@ from workers.checkpoints.architectures.parts import LatentAttention, LayerConfig
 from workers.checkpoints.architectures.row_order import HeadPart, RowsOrder
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.blocks.experts_beside_mlp import add_experts
 from workers.iree.model.blocks.mixture import mixture
 from workers.iree.model.blocks.per_layer import end_of_layer, per_layer_inputs

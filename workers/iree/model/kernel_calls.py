@@ -1,9 +1,10 @@
 """Calls of kernels in the functions that JAX traces; `workers.iree.build.lower` inserts the kernels, by name."""
 
+from __future__ import annotations
+
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+from workers.iree.lazy_jax import jax, jnp
 
 
 def numbers(count: int) -> jax.ShapeDtypeStruct:

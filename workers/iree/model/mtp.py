@@ -4,13 +4,13 @@ It gets the hidden row of a token and the embedding of the token after it, each 
 in MiMo (https://arxiv.org/abs/2505.07608) and Qwen3.5. The keys and values of the layer are the last ones of the cache.
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+from dataclasses import replace
 
 from workers.checkpoints.architectures.parts import LayerConfig
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.decoder import Parameters, StepInputs, embed, layer_of, queries_and_cache
 from workers.iree.model.kv_layout import CacheLayout, replaced
 from workers.iree.model.ops import Ops

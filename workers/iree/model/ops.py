@@ -3,15 +3,17 @@
 `workers.iree.model.tiled_ops` implements them for CPUs, `workers.iree.model.plain_ops` for every other device.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.parts import Activation, GatedDelta, Mamba2
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.packed_matrix import Weight
 
@@ -57,7 +59,7 @@ class LayerNormWeights:
     bias: jax.Array | None
 
 
-NormWeights: TypeAlias = jax.Array | LayerNormWeights
+NormWeights: TypeAlias = "jax.Array | LayerNormWeights"
 """The weights of a norm: of an RMS norm, or of a LayerNorm."""
 
 
@@ -131,7 +133,7 @@ class MambaWeights:
     """Factors of the inputs that are added to outputs."""
 
 
-LayerState = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]
+LayerState: TypeAlias = "tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]"
 """The values that a layer passes to the next: x float32 [rows, hidden], its norm as an operand, the KV cache, and the
 barrier counters of fused kernels, None before the first."""
 

@@ -1,10 +1,12 @@
 """Quantized matrices in the functions that JAX traces."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import jax
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from workers.iree.kernels.matmul.packing import Packing
+from workers.iree.lazy_jax import jax
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,5 +19,5 @@ class PackedMatrix:
     inputs: int
 
 
-Weight = jax.Array | PackedMatrix
+Weight: TypeAlias = "jax.Array | PackedMatrix"
 """A stored matrix, as it is or quantized."""

@@ -1,18 +1,17 @@
 """The operations for every device but a CPU: plain StableHLO, which attends to the whole capacity under a mask."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from numpy.typing import NDArray
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax, jnp, lax
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.latent.plain_latent import PlainLatent
 from workers.iree.model.ops import (
@@ -31,9 +30,9 @@ from workers.precision import MIN_TOP, SCALE_BYTES, max_level
 
 NEGATIVE = np.float32(-1e30)
 ACTIVATIONS: Mapping[Activation, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_tanh": jax.nn.gelu,
-    "gelu": partial(jax.nn.gelu, approximate=False),
+    "silu": lambda x: jax.nn.silu(x),
+    "gelu_tanh": lambda x: jax.nn.gelu(x),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(np.float32(1.702) * x),
     "relu2": lambda x: jnp.square(jnp.maximum(x, 0)),
 }

@@ -1,13 +1,13 @@
 """The operations of layers with a recurrent state for every device but a CPU, in plain StableHLO."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from workers.checkpoints.architectures.parts import GatedDelta, Mamba2
+from workers.iree.lazy_jax import jax, jnp, lax
 from workers.iree.model.ops import MambaWeights, Recurrence, StepRows, Taps
 
 EPS = np.float32(1e-6)

@@ -1,11 +1,12 @@
 """The form of each parameter in the weight archive: packed, packed and quantized, or in rows."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from workers.checkpoints.quantized_matrix import GroupFormat, Quantized, quantiz
 from workers.checkpoints.weights import Weights
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.packing import Packing, made_format, restore, stored_format
+from workers.iree.lazy_jax import jax
 from workers.iree.model.decoder import Parameter, parameters
 from workers.iree.model.ops import Ops, Shape
 from workers.iree.model.packed_matrix import PackedMatrix, Weight

@@ -1,11 +1,10 @@
 """The products of a CPU's graphs: linear layers, GLU and experts, with plain or quantized packed weights."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Concatenate, ParamSpec
-
-import jax
-import jax.numpy as jnp
 
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.checkpoint import ModelConfig
@@ -22,6 +21,7 @@ from workers.iree.kernels.moe.quantized_experts import QuantizedExperts, quantiz
 from workers.iree.kernels.moe.router import route
 from workers.iree.kernels.moe.routing import Mixture, group
 from workers.iree.kernels.rowwise.glu import glu
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.ops import ExpertBiases
 from workers.iree.model.packed_matrix import PackedMatrix, Weight

@@ -1,9 +1,9 @@
 """The operations for a CPU: weights and KV cache are packed, and the kernels of a layer are written here."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +17,7 @@ from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.matmul.embedding import embedding
 from workers.iree.kernels.matmul.packing import Packing, pack_matrix
 from workers.iree.kernels.rowwise.norm import Norm, norm
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.kernel_calls import call, floats, named, numbers, words
 from workers.iree.model.kv_layout import KvLayout
 from workers.iree.model.latent.tiled_latent import TiledLatent

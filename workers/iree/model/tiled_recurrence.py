@@ -1,7 +1,6 @@
 """The operations of layers with a recurrent state for a CPU, by kernels."""
 
-import jax
-import jax.numpy as jnp
+from __future__ import annotations
 
 from workers.checkpoints.architectures.parts import GatedDelta, Mamba2
 from workers.iree.kernels.ir.arithmetic import row_stride
@@ -10,6 +9,7 @@ from workers.iree.kernels.recurrent.gated_delta import DeltaRule, gated_delta
 from workers.iree.kernels.recurrent.gates import gated_norm, group_norm, output_gate
 from workers.iree.kernels.recurrent.selective_state import SelectiveState, selective_state
 from workers.iree.kernels.recurrent.state_rows import StateShape
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.kernel_calls import call, floats, named, words
 from workers.iree.model.ops import MambaWeights, Recurrence, StepRows, Taps
 from workers.iree.model.tiled_matmuls import TiledMatmuls

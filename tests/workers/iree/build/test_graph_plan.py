@@ -26,7 +26,7 @@ from workers.precision import Quantize
 
 def test_jax_looks_for_no_accelerator() -> None:
     program = (
-        "import logging; logging.basicConfig(level='INFO'); import jax, workers.iree.build.lower;"
+        "import logging; logging.basicConfig(level='INFO'); from workers.iree.lazy_jax import jax;"
         "print({device.platform for device in jax.devices()})"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}

@@ -1,18 +1,17 @@
 """The graphs of an encoder: one for each length of sequences that share a call."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import jax
-import jax.numpy as jnp
-import jaxlib
 
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.engine.encoders.encoder_runner import CALL_ROWS, CALL_SEQUENCES
 from workers.iree.build.lower import Graph, lower_module, struct
 from workers.iree.build.source_digest import source_digest
 from workers.iree.kernels.ir.live_rows import SEQUENCE_ROWS
+from workers.iree.lazy_jax import ArraySpec, jax, jax_versions, jnp
 from workers.iree.model.encoder.forward import EncoderInputs, Weights, encode
 from workers.iree.model.encoder.operations import EncoderRows, PlainEncoderOps, TiledEncoderOps
 from workers.iree.model.stored_parameters import Stored
@@ -103,13 +102,13 @@ class EncoderPlan:
         """Rotary angles of a row, of all rotary embeddings together."""
         return sum(rope.dims for rope in self.config.ropes) // 2
 
-    def scratch(self, size: CallSize) -> jax.ShapeDtypeStruct:
+    def scratch(self, size: CallSize) -> ArraySpec:
         """Return the type of the scratch cache of a call."""
         return struct(self.ops.scratch_shape(self.config, size.capacity, size.sequences), self.ops.dtype)
 
     def describe(self, names: Sequence[str]) -> str:
         """Return everything that the text of `module` depends on."""
-        return "\n".join([*names, repr(self), jax.__version__, jaxlib.__version__, source_digest(__name__)])
+        return "\n".join([*names, repr(self), *jax_versions(), source_digest(__name__)])
 
     def module(self, names: Sequence[str]) -> str:
         """Return the MLIR of one module with these graphs."""

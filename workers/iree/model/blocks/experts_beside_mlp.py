@@ -1,13 +1,14 @@
 """A mixture of experts beside the MLP of a layer, Gemma 4's: three norms of the same rows, one of each result."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.ops import Ops
 
 

@@ -1,12 +1,13 @@
 """A mixture of experts in place of the MLP of a layer."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-
 from workers.checkpoints.architectures.parts import Experts
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax
 from workers.iree.model.ops import ExpertBiases, Ops
 
 

@@ -1,13 +1,14 @@
 """Embeddings of each layer's own, and what follows a layer's MLP: the block that they gate, and the layer's factor."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.ops import NormWeights, Ops
 
 

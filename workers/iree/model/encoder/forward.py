@@ -1,16 +1,17 @@
 """An encoder as one JAX function over the rows of a call."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from workers.checkpoints.architectures.tensors import Tensor
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.encoders.tensors import TABLES
+from workers.iree.lazy_jax import jax, jnp
 from workers.iree.model.decoder import Parameter
 from workers.iree.model.encoder.operations import EncoderOps, EncoderRows
 from workers.iree.model.ops import LayerNormWeights, NormWeights, RopeAngles

@@ -6,13 +6,12 @@ each token attends up to the last one. Their blocks begin at the sequence's firs
 whatever else is in the call.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from workers.checkpoints.encoders.config import EncoderConfig, EncoderLayer
 from workers.iree.kernels.attention.attention import attention
@@ -20,12 +19,13 @@ from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, Attention, AttentionShape
 from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.rowwise.norm import Norm, norm
+from workers.iree.lazy_jax import jax, jnp, lax
 from workers.iree.model.kernel_calls import call, floats, named, words
 from workers.iree.model.ops import LayerNormWeights, NormWeights, Ops, RopeAngles, Shape
 from workers.iree.model.plain_ops import NEGATIVE, PlainOps, rotate
 from workers.iree.model.tiled_ops import TiledOps
 
-HeadNorms: TypeAlias = tuple[jax.Array, jax.Array] | None
+HeadNorms: TypeAlias = "tuple[jax.Array, jax.Array] | None"
 """The weights of the RMS norms of queries and keys, float32 [lanes of a head] each."""
 
 

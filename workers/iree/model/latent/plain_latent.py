@@ -1,11 +1,11 @@
 """The operations of latent attention for every device but a CPU, in plain StableHLO."""
 
-import jax
-import jax.numpy as jnp
+from __future__ import annotations
+
 import numpy as np
-from jax import lax
 
 from workers.checkpoints.checkpoint import ModelConfig
+from workers.iree.lazy_jax import jax, jnp, lax
 
 
 class PlainLatent:

@@ -1,12 +1,13 @@
 """The operations of latent attention for a CPU, by kernels."""
 
-import jax
+from __future__ import annotations
 
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.iree.kernels.ir.arithmetic import row_stride
 from workers.iree.kernels.ir.mlir_types import LANES
 from workers.iree.kernels.latent.head_linear import HeadLinear, head_linear
 from workers.iree.kernels.latent.latent_rows import FirstColumns, LatentRows, first_columns, latent_rows
+from workers.iree.lazy_jax import jax
 from workers.iree.model.kernel_calls import call, floats, named, words
 from workers.iree.model.tiled_recurrence import TiledRecurrence
 

@@ -1,25 +1,26 @@
 """The attention of a tower's layer: keys and values of all patches are written first, then every block of patches
 attends to those in its ranges."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
+from dataclasses import dataclass
+from typing import TypeAlias
+
 import numpy as np
-from jax import lax
 
 from workers.checkpoints.architectures.parts import HeadNorm
 from workers.iree.kernels.attention.attention import attention
 from workers.iree.kernels.attention.rope_and_cache import RopeAndCache, rope_and_cache
 from workers.iree.kernels.attention.shape import CAPACITY_MULTIPLE, Attention, AttentionShape
 from workers.iree.kernels.ir.arithmetic import row_stride
+from workers.iree.lazy_jax import jax, jnp, lax
 from workers.iree.model.kernel_calls import call, words
 from workers.iree.model.ops import RopeAngles, Shape
 from workers.iree.model.plain_ops import NEGATIVE, PlainOps, rotate
 from workers.iree.model.tiled_ops import TiledOps
 from workers.iree.model.tower.layout import TowerLayout
 
-Norms = tuple[jax.Array, ...]
+Norms: TypeAlias = "tuple[jax.Array, ...]"
 """The weights of the norms of a head of queries and of keys; empty for none."""
 
 

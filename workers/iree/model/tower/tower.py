@@ -1,14 +1,15 @@
 """A vision tower as JAX functions over one block of patches, as its `VisionConfig` describes it."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from workers.iree.kernels.ir.mlir_types import LANES
+from workers.iree.lazy_jax import jax, jnp, lax
 from workers.iree.model.ops import LayerNormWeights, NormWeights, RopeAngles
 from workers.iree.model.plain_ops import PlainOps
 from workers.iree.model.tiled_ops import TiledOps
@@ -16,7 +17,7 @@ from workers.iree.model.tower.attention import PlainAttention, TiledAttention
 from workers.iree.model.tower.layout import TowerLayout
 from workers.vision.config import Merger, Mix, VisionConfig
 
-Weights = Mapping[str, jax.Array]
+Weights: TypeAlias = "Mapping[str, jax.Array]"
 """The parameters of a layer or merger, as `TowerLayout` names them."""
 
 

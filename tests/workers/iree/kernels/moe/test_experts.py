@@ -28,6 +28,7 @@ from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES
 from workers.iree.kernels.matmul.packing import Packing
 from workers.iree.kernels.moe.experts import PAIR_BLOCKS, ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
+from workers.iree.lazy_jax import ArraySpec
 from workers.iree.model.packed_matrix import PackedMatrix
 from workers.iree.model.tiled_ops import TiledOps
 from workers.precision import CpuTarget
@@ -121,7 +122,7 @@ class Mixtures:
         bits = stored.view(np.uint16) if stored.dtype == ml_dtypes.bfloat16 else stored
         return self.device.upload(bits, stored.dtype.name)
 
-    def _inputs(self, rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def _inputs(self, rows: int) -> tuple[ArraySpec, ...]:
         matrices = [self._stored(each) for each in (self.router, *self.weights)]
         words = struct((rows, row_stride(HIDDEN, self.ops.arithmetic)), "int32")
         shared = (struct((rows, HIDDEN), "float32"), struct((rows, 1), "float32"))
