@@ -11,7 +11,7 @@ from workers.checkpoints.documents import read_fields
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.weight_size import ITEM_BYTES
 from workers.errors import LoadRefused
-from workers.precision import Dtype, KvDtype, Quantize
+from workers.precision import Dtype, KvDtype, Quantize, WindowCache
 
 WEIGHTS = "model*.safetensors"
 """The files that mlx-lm reads."""
@@ -89,11 +89,13 @@ class LoneConfig:
             raise CheckpointError("config.json", "quantization", problem)
         return requested
 
-    def check(self, *, kv_dtype: KvDtype, dtype: Dtype, embeddings: bool) -> None:
+    def check(self, *, kv_dtype: KvDtype, window_cache: WindowCache, dtype: Dtype, embeddings: bool) -> None:
         """Raise `LoadRefused` for a setting that has no effect on a model that runs alone."""
         why = f"is not supported for {self.family}, which only mlx-lm describes"
         if kv_dtype != "auto":
             raise LoadRefused(f"kv_dtype: {kv_dtype} {why}: leave it out")
+        if window_cache != "full":
+            raise LoadRefused(f"window_cache: {window_cache} {why}: leave it out")
         if embeddings:
             raise LoadRefused(f"embeddings: {why}: leave it out")
         if dtype != "auto" and self.quantized:

@@ -85,7 +85,12 @@ class LoneRunner:
         Raises `CheckpointError` for a checkpoint that mlx-lm cannot load or compute, `LoadRefused` for an option that
         has no effect here and for a device that is not there, `MemoryRefused`.
         """
-        config.check(kv_dtype=options.kv_dtype, dtype=options.dtype, embeddings=options.embeddings)
+        config.check(
+            kv_dtype=options.kv_dtype,
+            window_cache=options.window_cache,
+            dtype=options.dtype,
+            embeddings=options.embeddings,
+        )
         context = config.choose_context(options.context)
         name, chosen = choose_device(options.device)
         if name == "gpu":

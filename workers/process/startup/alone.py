@@ -9,7 +9,7 @@ from workers.process.spec import WorkerSpec
 
 def check_alone(spec: WorkerSpec, config: LoneConfig) -> None:
     """Raise `LoadRefused` for a setting that has no effect on such a model."""
-    config.check(kv_dtype=spec.kv_dtype, dtype=spec.dtype, embeddings=spec.embeddings)
+    config.check(kv_dtype=spec.kv_dtype, window_cache=spec.window_cache, dtype=spec.dtype, embeddings=spec.embeddings)
     if spec.draft_model:
         raise LoadRefused(
             f"draft_model: {config.family} is described by mlx-lm alone, and drafts for it could not be verified: "

@@ -80,6 +80,7 @@ def test_a_described_family_is_batched(tmp_path: Path) -> None:
     ("fields", "problem"),
     [
         ({"kv_dtype": "int8"}, "kv_dtype: int8 is not supported for internlm3, which only mlx-lm describes"),
+        ({"window_cache": "ring"}, "window_cache: ring is not supported for internlm3"),
         ({"embeddings": True}, "embeddings: is not supported for internlm3"),
         ({"draft_model": "."}, "draft_model: internlm3 is described by mlx-lm alone"),
         ({"context": 9000}, "max_position_embeddings: is 8192, less than the context of 9000"),
@@ -146,7 +147,7 @@ def test_a_model_that_states_no_context_has_what_is_asked_for(tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="the model is quantized already"):
         quantized.choose_quantization("int8")
     with pytest.raises(LoadRefused, match="dtype: float16"):
-        quantized.check(kv_dtype="auto", dtype="float16", embeddings=False)
+        quantized.check(kv_dtype="auto", window_cache="full", dtype="float16", embeddings=False)
     for dtype, shown in (("float64", "'float64'"), (["float32"], r"\['float32'\]")):
         with pytest.raises(CheckpointError, match=f"dtype: {shown} is not supported"):
             LoneConfig.from_dir(config_with(tmp_path, model_type="mamba2", dtype=dtype))

@@ -59,23 +59,22 @@ class ExpertPartition:
     unit: int
     chunk: int
     """Tiles whose weights L2 holds while one block of pairs after the other is multiplied by them."""
+    pair_blocks: list[int]
+    """The numbers of pairs that are summed at once: those of `PAIR_BLOCKS` up to the first that holds all pairs that an
+    expert can have, which is one of each row."""
     workgroups: int
 
     @classmethod
     def of(
-        cls, m: Mixture, tiles: int, halves: int, tile_bytes: int, threads: int, max_tiles: int = 1
+        cls, m: Mixture, tiles: int, halves: int, tile_bytes: int, threads: int, most: int, max_tiles: int = 1
     ) -> "ExpertPartition":
-        """`tile_bytes` are those of a tile of weights."""
+        """`tile_bytes` are those of a tile of weights, `most` the pairs whose sums registers hold."""
         unit = math.gcd(tiles, max_tiles)
+        blocks = [size for size in PAIR_BLOCKS if size <= most and size < 2 * m.rows]
         chunk = tiles
-        if m.rows > max(PAIR_BLOCKS):
+        if m.rows > blocks[0]:
             chunk = min(tiles, max(1, L2_WEIGHT_BYTES // (unit * halves * tile_bytes)) * unit)
-        return cls(m, tiles, halves, unit, chunk, partition_count(m.groups * tiles // unit, threads))
-
-    def pair_blocks(self, most: int) -> list[int]:
-        """Return the numbers of pairs to sum at once, at most `most`: an expert has no more pairs than there are
-        rows."""
-        return [size for size in PAIR_BLOCKS if size <= min(most, self.mixture.rows)]
+        return cls(m, tiles, halves, unit, chunk, blocks, partition_count(m.groups * tiles // unit, threads))
 
     def max_tiles(self, accumulators: int) -> Callable[[int], int]:
         """Return a function of the number of pairs: how many tiles to sum at once with so many accumulators."""
@@ -85,7 +84,6 @@ class ExpertPartition:
         self,
         kernel: Kernel,
         lists: Sequence[Memory],
-        pair_blocks: list[int],
         max_tiles: Callable[[int], int],
         write: Callable[[ExpertTiles], None],
     ) -> None:
@@ -123,7 +121,7 @@ class ExpertPartition:
 
             def chunk(first: Value) -> None:
                 at, tiles = begin, (first, (first + self.chunk).minimum(last))
-                for size, lower in zip(pair_blocks, [*pair_blocks[1:], 0], strict=True):
+                for size, lower in zip(self.pair_blocks, [*self.pair_blocks[1:], 0], strict=True):
                     after = at + (end - at + (size - 1 - lower)) // size * size
                     code.repeat(at, after, lambda at, size=size: block(tiles, at, size), size)  # type: ignore[misc]
                     at = after.minimum(end)
@@ -141,7 +139,7 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
     halves, tiles, words = m.experts.halves, m.up_tiles, LANES // arithmetic.per_word
     most = arithmetic.accumulators // halves
     tile_bytes = m.hidden * LANES * size_of(arithmetic.element)
-    partition = ExpertPartition.of(m, tiles, halves, tile_bytes, threads, MAX_TILES)
+    partition = ExpertPartition.of(m, tiles, halves, tile_bytes, threads, most, MAX_TILES)
     kernel = Kernel(name, partition.workgroups)
     x = kernel.input("x", (m.rows, row_stride(m.hidden, arithmetic)), "i32")
     w = kernel.input("weight", (halves * tiles * m.experts.count, m.hidden * LANES), arithmetic.element)
@@ -163,7 +161,7 @@ def experts_up(name: str, m: Mixture, arithmetic: Arithmetic, activation: Activa
                 column = (part.first + i) * words
                 out.store(arithmetic.pack(activated(activation, parts)), [pair, column])
 
-    partition.each_tile(kernel, lists, partition.pair_blocks(most), partition.max_tiles(most), write)
+    partition.each_tile(kernel, lists, partition.max_tiles(most), write)
     return kernel.function()
 
 
@@ -171,8 +169,9 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
     """Packed words [pairs, row_stride] of width ffn, weights [count * hidden / 16, ...], what `routing.group` gives
     (, biases f32 [count * hidden]) -> f32 [pairs, hidden].
     """
-    tiles, inputs, most = m.down_tiles, m.experts.ffn, arithmetic.accumulators
-    partition = ExpertPartition.of(m, tiles, 1, inputs * LANES * size_of(arithmetic.element), threads, MAX_TILES)
+    tiles, inputs, accumulators = m.down_tiles, m.experts.ffn, arithmetic.accumulators
+    tile_bytes = inputs * LANES * size_of(arithmetic.element)
+    partition = ExpertPartition.of(m, tiles, 1, tile_bytes, threads, accumulators // 2, MAX_TILES)
     kernel = Kernel(name, partition.workgroups)
     x = kernel.input("x", (m.pairs, row_stride(inputs, arithmetic)), "i32")
     w = kernel.input("weight", (tiles * m.experts.count, inputs * LANES), arithmetic.element)
@@ -190,7 +189,7 @@ def experts_down(name: str, m: Mixture, arithmetic: Arithmetic, *, threads: int 
                     total = total + bias.load_vector([part.expert * m.hidden + (part.first + i) * LANES])
                 out.store(total, [pair, (part.first + i) * LANES])
 
-    partition.each_tile(kernel, lists, partition.pair_blocks(most // 2), partition.max_tiles(most), write)
+    partition.each_tile(kernel, lists, partition.max_tiles(accumulators), write)
     return kernel.function()
 
 

@@ -41,10 +41,9 @@ class QuantizedExperts:
         whole = outputs * self.mixture.experts.count
         return QuantizedMatmul(self.activations, whole, self.packing, self.integer_dots, self.threads)
 
-    def partition(self, tiles: int, halves: int) -> ExpertPartition:
+    def partition(self, matmul: QuantizedMatmul, tiles: int, halves: int) -> ExpertPartition:
         """`halves` tiles of weights are read for each of `tiles`."""
-        size = self.packing.tile_bytes(self.activations.inputs)
-        return ExpertPartition.of(self.mixture, tiles, halves, size, self.threads)
+        return ExpertPartition.of(self.mixture, tiles, halves, matmul.tile_bytes, self.threads, matmul.max_height)
 
 
 def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic, activation: Activation) -> str:
@@ -53,7 +52,8 @@ def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic,
     [pairs, row_stride] of width ffn.
     """
     m, ffn, halves = e.mixture, e.mixture.experts.ffn, e.mixture.experts.halves
-    matmul, partition = e.product(halves * ffn), e.partition(m.up_tiles, halves)
+    matmul = e.product(halves * ffn)
+    partition = e.partition(matmul, m.up_tiles, halves)
     words = LANES // arithmetic.per_word
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
@@ -74,7 +74,7 @@ def quantized_experts_up(name: str, e: QuantizedExperts, arithmetic: Arithmetic,
                 parts = [each + bias.load_vector([column + n * ffn]) for n, each in enumerate(parts)]
             out.store(arithmetic.pack(activated(activation, parts)), [pair, part.first * words])
 
-    partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
+    partition.each_tile(kernel, lists, lambda _: 1, write)
     return kernel.function()
 
 
@@ -83,7 +83,8 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
     (, biases f32 [count * hidden]) -> f32 [pairs, hidden].
     """
     m = e.mixture
-    matmul, partition = e.product(m.hidden), e.partition(m.down_tiles, 1)
+    matmul = e.product(m.hidden)
+    partition = e.partition(matmul, m.down_tiles, 1)
     kernel = Kernel(name, partition.workgroups)
     operands = QuantizedOperands.of(matmul, kernel)
     lists, bias = m.take_lists(kernel), m.take_bias(kernel, m.hidden)
@@ -97,7 +98,7 @@ def quantized_experts_down(name: str, e: QuantizedExperts) -> str:
                 total = total + bias.load_vector([part.expert * m.hidden + part.first * LANES])
             out.store(total, [pair, part.first * LANES])
 
-    partition.each_tile(kernel, lists, partition.pair_blocks(matmul.max_height), lambda _: 1, write)
+    partition.each_tile(kernel, lists, lambda _: 1, write)
     return kernel.function()
 
 

@@ -26,7 +26,7 @@ from workers.iree.kernels.ir.partition import PARTITIONS_PER_THREAD
 from workers.iree.kernels.matmul.integer_dots import PLAIN_DOTS, IntegerDots, choose_integer_dots
 from workers.iree.kernels.matmul.linear import L2_WEIGHT_BYTES
 from workers.iree.kernels.matmul.packing import Packing
-from workers.iree.kernels.moe.experts import PAIR_BLOCKS, ExpertPartition
+from workers.iree.kernels.moe.experts import ExpertPartition
 from workers.iree.kernels.moe.routing import Mixture
 from workers.iree.lazy_jax import ArraySpec
 from workers.iree.model.packed_matrix import PackedMatrix
@@ -214,22 +214,38 @@ def test_rows_that_choose_the_same_experts(mixtures: Mixtures) -> None:
     np.testing.assert_array_equal(mixtures(x), np.broadcast_to(alone, x.shape))
 
 
-def partition(rows: int, tiles: int, size: int, threads: int, max_tiles: int = 1) -> ExpertPartition:
+def partition(
+    rows: int, tiles: int, size: int, threads: int = 2, max_tiles: int = 1, most: int = 16
+) -> ExpertPartition:
     experts = Experts(count=64, per_token=8, ffn=64, normalize=True)
-    return ExpertPartition.of(Mixture(rows, 64, experts), tiles, 2, size, threads, max_tiles)
+    return ExpertPartition.of(Mixture(rows, 64, experts), tiles, 2, size, threads, most, max_tiles)
 
 
 def test_partitions() -> None:
-    assert partition(1, 64, 1024, 2).workgroups == PARTITIONS_PER_THREAD * 2  # handed out one at a time
-    assert partition(1, 1, 1024, 2).workgroups == 8  # a tile is not divided
-    few, many = (partition(rows, 64, L2_WEIGHT_BYTES // 8, 2, max_tiles=2) for rows in (8, 9))
+    assert partition(1, 64, 1024).workgroups == PARTITIONS_PER_THREAD * 2  # handed out one at a time
+    assert partition(1, 1, 1024).workgroups == 8  # a tile is not divided
+    few, many = (partition(rows, 64, L2_WEIGHT_BYTES // 8, max_tiles=2) for rows in (8, 9))
     assert few.chunk == 64  # one block of pairs reads all tiles once
     assert many.chunk == 4  # several blocks use weights that L2 holds
-    assert partition(9, 64, L2_WEIGHT_BYTES, 2, max_tiles=2).chunk == 2
-    assert partition(8, 6, LANES, 2, max_tiles=4).unit == 2
+    assert partition(8, 64, L2_WEIGHT_BYTES // 8, max_tiles=2, most=4).chunk == 4
+    assert partition(9, 64, L2_WEIGHT_BYTES, max_tiles=2).chunk == 2
+    assert partition(8, 6, LANES, max_tiles=4).unit == 2
 
 
-def test_an_expert_is_read_once_for_as_many_pairs_as_the_largest_block() -> None:
-    assert partition(8, 64, 1024, 2).pair_blocks(16) == list(PAIR_BLOCKS)
-    assert partition(8, 64, 1024, 2).pair_blocks(4) == [4, 2, 1]
-    assert partition(3, 64, 1024, 2).pair_blocks(16) == [2, 1]  # no more pairs than rows
+@pytest.mark.parametrize(
+    ("rows", "most", "blocks"),
+    [
+        (1, 16, [1]),
+        (2, 16, [2, 1]),
+        (3, 16, [4, 2, 1]),
+        (5, 16, [8, 4, 2, 1]),
+        (8, 12, [8, 4, 2, 1]),
+        (99, 16, [8, 4, 2, 1]),
+        (8, 6, [4, 2, 1]),
+        (8, 2, [2, 1]),
+    ],
+)
+def test_an_expert_of_no_more_pairs_than_the_largest_block_is_read_once(
+    rows: int, most: int, blocks: list[int]
+) -> None:
+    assert partition(rows, 64, 1024, most=most).pair_blocks == blocks
