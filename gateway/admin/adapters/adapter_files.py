@@ -2,6 +2,7 @@
 loaded."""
 
 import re
+import secrets
 import shutil
 import tempfile
 import weakref
@@ -12,7 +13,7 @@ from threading import Lock
 from typing import BinaryIO
 
 from actors.process.file_digest import file_digest
-from actors.process.regular_file import open_beneath
+from actors.process.regular_file import open_beneath, open_regular
 from protocol.adapter_files import ADAPTER_FILES, DIGEST_BYTES
 from protocol.bounds import MAX_ADAPTER_BYTES, MAX_PATH
 
@@ -77,12 +78,16 @@ class AdapterFiles:
 
         try:
             digest = file_digest(directory, ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES, opened, target)
+            kept, damaged = target.parent / digest, target.with_name(f"{target.name}-damaged")
+            whole = kept.exists() and _is_whole(kept, digest)
             with self._lock:
-                if (kept := target.parent / digest).exists():
-                    shutil.rmtree(target)
-                else:
+                if not whole and kept.exists():  # the machine may have lost its power before all was on the disk
+                    kept.rename(damaged)
+                if not kept.exists():
                     target.rename(kept)
                 self._held[digest] += 1
+            for left in (target, damaged):
+                shutil.rmtree(left, ignore_errors=True)
         except (OSError, ValueError, RuntimeError) as error:  # the latter of links that go round in a circle
             shutil.rmtree(target, ignore_errors=True)
             raise AdapterPathRefused(f"{str(directory)!r} cannot be read: {error}") from error
@@ -101,11 +106,15 @@ class AdapterFiles:
             self._held[digest] -= 1
             self._held += Counter()  # without those of zero
 
-    def remove(self, digest: str) -> None:
-        """Remove the copy of an adapter that no worker has to load any more, unless another load uses it."""
+    def remove(self, digest: str) -> Path | None:
+        """Take away the copy of an adapter that no worker has to load any more, unless another load uses it. Returns
+        where it is now, for a thread to delete it: gigabytes take long. Raises `OSError`."""
         with self._lock:
-            if self._root is not None and not self._held[digest]:
-                shutil.rmtree(self._root / digest, ignore_errors=True)
+            if self._root is None or self._held[digest] or not (kept := self._root / digest).exists():
+                return None
+            gone = self._root / f"{PARTIAL}{secrets.token_hex(8)}"
+            kept.rename(gone)
+            return gone
 
     def sweep(self, digests: Iterable[str]) -> None:
         """Remove all copies but these from the folder that keeps them, and what a process that was killed has begun."""
@@ -137,6 +146,11 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
     except (OSError, RuntimeError):  # of links that go round in a circle
         return False
     return any(resolved.is_relative_to(folder.resolve()) for folder in folders)
+
+
+def _is_whole(copy: Path, digest: str) -> bool:
+    """A copy has the files that it had when it was made. Raises `OSError`."""
+    return file_digest(copy, ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES, open_regular) == digest
 
 
 def _open_below(file: Path, folders: Sequence[Path]) -> BinaryIO:

@@ -1,6 +1,7 @@
 """The files of adapters, which others may change while they are read."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,10 +93,23 @@ def test_a_copy_stays_while_another_load_uses_it_and_rounds_leave_none(tmp_path:
         second, _ = copied(files, "two")
         assert first == second
         files.release(first)
-        files.remove(first)
+        assert files.remove(first) is None
         assert (Path(paths[0]) / WEIGHTS).exists(), "the second one uses it"
         files.release(second)
-        files.remove(second)
+        gone = files.remove(second)
+        assert gone is not None
+        shutil.rmtree(gone)
         assert files._root is not None
         assert not list(files._root.iterdir())
     assert not files._held
+
+
+def test_a_copy_that_is_not_whole_is_replaced(tmp_path: Path) -> None:
+    make_adapter(tmp_path / "one")
+    (tmp_path / "kept").mkdir()
+    files = AdapterFiles([str(tmp_path)], tmp_path / "kept")
+    digest, paths = copied(files, "one")
+    (Path(paths[0]) / WEIGHTS).write_bytes(b"")  # as after a power cut
+    assert copied(files, "one") == (digest, paths)
+    assert (Path(paths[0]) / WEIGHTS).read_bytes() == b"weights"
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == [digest]
