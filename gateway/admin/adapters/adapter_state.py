@@ -20,7 +20,7 @@ from protocol.bounds import MAX_NAME, MAX_PATH
 
 STATE_FILE = "adapters.json"
 LOCK_FILE = "adapters.lock"
-MAX_STATE_BYTES = 8 << 20
+MAX_STATE_BYTES = 32 << 20
 MAX_KEPT = 1024
 """Adapters in the file, those of models that are not served now among them."""
 

@@ -12,13 +12,16 @@ from gateway.admin.adapters.adapter_routes import AdapterRoutes
 from gateway.admin.adapters.adapter_state import (
     LOCK_FILE,
     MAX_KEPT,
+    MAX_STATE_BYTES,
     STATE_FILE,
     AdapterState,
     AdapterStateInvalid,
     KeptAdapter,
 )
+from gateway.routing.adapters.registry import MAX_ADAPTER_NAME
 from gateway.routing.model_catalog import CatalogEntry
 from gateway.settings import GatewaySettings, GatewaySettingsError
+from protocol.bounds import MAX_NAME, MAX_PATH
 from tests.gateway.admin.adapters.test_adapter_files import WEIGHTS, make_adapter
 from tests.gateway.admin.adapters.test_adapter_routes import Server, serving
 from tests.gateway.harness.world import World
@@ -170,6 +173,15 @@ async def test_a_kept_adapter_does_not_take_the_name_of_a_model_or_of_its_adapte
     assert routes._state is not None
     assert len(routes._state.adapters) == 4, "they stay until they are unloaded"
     routes._state.close()
+
+
+def test_the_largest_file_can_be_read(tmp_path: Path) -> None:
+    state = AdapterState(str(tmp_path))
+    state.write([KeptAdapter('"' * MAX_ADAPTER_NAME, "\1" * MAX_NAME, "0" * 32, "/" + "\1" * (MAX_PATH - 1))])
+    size = (tmp_path / STATE_FILE).stat().st_size
+    state.close()
+    assert size * MAX_KEPT < MAX_STATE_BYTES
+    assert AdapterState(str(tmp_path)).has('"' * MAX_ADAPTER_NAME)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
