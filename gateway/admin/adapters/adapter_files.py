@@ -1,6 +1,7 @@
 """The files of adapters that are loaded at run time: only those below certain folders, and as they were when they were
 loaded."""
 
+import errno
 import re
 import secrets
 import shutil
@@ -19,15 +20,18 @@ from protocol.bounds import MAX_ADAPTER_BYTES, MAX_PATH
 
 PARTIAL = "partial-"
 """Prefix of a copy that is not complete."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _COPY = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}|{PARTIAL}.*")
 
 
 class AdapterPathRefused(Exception):
-    """Raised for a path that may not be loaded; the message says why. `missing` is true if nothing is there."""
+    """Raised for a path that may not be loaded; the message says why. `missing` is true if nothing is there, and
+    `unavailable` if it may be loaded later: no copy can be made now."""
 
-    def __init__(self, text: str, *, missing: bool = False) -> None:
+    def __init__(self, text: str, *, missing: bool = False, unavailable: bool = False) -> None:
         super().__init__(text)
         self.missing = missing
+        self.unavailable = unavailable
 
 
 class AdapterFiles:
@@ -71,7 +75,11 @@ class AdapterFiles:
         Called on threads. Raises `AdapterPathRefused`.
         """
         folders = self._folders if below is None else [below]
-        target = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._opened_root()))
+        try:
+            target = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._opened_root()))
+        except OSError as error:
+            text = f"the adapter cannot be copied to {self._root or tempfile.gettempdir()}: {error.strerror}"
+            raise AdapterPathRefused(text, unavailable=True) from error
 
         def opened(file: Path) -> BinaryIO:
             return _open_below(file, folders)
@@ -90,6 +98,9 @@ class AdapterFiles:
                 shutil.rmtree(left, ignore_errors=True)
         except (OSError, ValueError, RuntimeError) as error:  # the latter of links that go round in a circle
             shutil.rmtree(target, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                text = f"the adapter cannot be copied to {target.parent}: {error.strerror}"
+                raise AdapterPathRefused(text, unavailable=True) from error
             raise AdapterPathRefused(f"{str(directory)!r} cannot be read: {error}") from error
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)

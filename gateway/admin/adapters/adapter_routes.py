@@ -105,6 +105,8 @@ class AdapterRoutes:
         try:
             await self._load(wanted, model)
         except AdapterPathRefused as refused:
+            if refused.unavailable:
+                raise RequestError(ErrorCode.UNAVAILABLE, str(refused)) from refused
             code = RefusalCode.NOT_FOUND if refused.missing else ErrorCode.INVALID
             raise RequestError(code, f"lora_path: {refused}", field="lora_path") from refused
         except AdapterFetchFailed as failed:
