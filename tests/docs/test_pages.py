@@ -22,8 +22,8 @@ from cli.main import app
 from gateway.admin.adapters.adapter_routes import LoadLoraAdapter, UnloadLoraAdapter
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics.metrics import Metrics
-from gateway.openai.decoding import RequestDecoder
 from gateway.openai.classify.schema import ClassifyBody
+from gateway.openai.decoding import RequestDecoder
 from gateway.openai.embeddings.schema import EmbeddingsBody
 from gateway.openai.rerank.schema import RerankBody
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions

@@ -19,7 +19,7 @@ from gateway.streaming.dialect import Decoded
 from protocol.errors import ErrorCode
 from protocol.request import Pooled
 
-OPTIONS: NeutralValues = {"activation": (), "mm_processor_kwargs": (), "priority": (0,), "softmax": ()}
+OPTIONS: NeutralValues = {"activation": (True,), "mm_processor_kwargs": (), "priority": (0,), "softmax": (True,)}
 """The values of options that change nothing, besides `null`."""
 NAMES = FieldNames({"prompt": "input", "messages": "input"})
 """The names of fields in errors."""

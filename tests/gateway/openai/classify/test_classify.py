@@ -18,7 +18,7 @@ async def test_texts_get_the_label_of_the_highest_probability() -> None:
     async with stepped(pooling="labels") as served:
         response = await served.client.post("/v1/classify", json={"input": texts})
         logits = await served.client.post("/classify", json={"input": texts, "use_activation": False})
-        single = await served.client.post("/v1/classify", json={"model": "tiny", "input": "x"})
+        single = await served.client.post("/v1/classify", json={"model": "tiny", "input": "x", "softmax": True})
         ids = await served.client.post("/v1/classify", json={"model": "tiny", "input": [[120]]})
         listed = (await served.client.get("/v1/models")).json()["data"][0]["capabilities"]
     answer = response.json()
@@ -42,11 +42,12 @@ async def test_texts_get_the_label_of_the_highest_probability() -> None:
         ({"input": ["a"] * 2049}, "input", "2048"),
         ({"input": "b" * 5000}, "input", "4096"),
         ({"messages": []}, "messages", "not classified"),
+        ({"input": "a", "softmax": False}, "softmax", "supported"),
         ({"input": "a", "priority": 3}, "priority", "supported"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "1 and up"),
         ({"input": "a", "labels": ["a"]}, "labels", "not a parameter"),
     ],
-    ids=["none", "empty", "many", "long", "messages", "priority", "truncation", "unknown"],
+    ids=["none", "empty", "many", "long", "messages", "softmax", "priority", "truncation", "unknown"],
 )
 async def test_refusals_name_the_field(fields: dict[str, Any], param: str, text: str) -> None:
     async with stepped(pooling="labels") as served:
