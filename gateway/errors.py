@@ -138,6 +138,14 @@ class RequestError(Exception):
         return [*retry, *self._headers]
 
 
+class ModelRequired(RequestError):
+    """Raised for a body without a model that has to be known to decode it, where several are served. The error that the
+    client gets has the names of those that its key may use."""
+
+    def __init__(self) -> None:
+        super().__init__(ErrorCode.INVALID, "`model` is required", field="model")
+
+
 def invalid(field: str | None, text: str, code: ErrorCode | RefusalCode = ErrorCode.INVALID) -> RequestError:
     """The refusal of a request whose field is wrong."""
     return RequestError(code, text, field=field)

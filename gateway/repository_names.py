@@ -6,7 +6,7 @@ ANY = "*"
 MAX_REPOSITORY = 96
 """Characters of a repository's name, as the hub limits it."""
 MAX_REVISION = 255
-_PART = r"[A-Za-z0-9_][\w.-]*"
+_PART = r"\w(?:[\w.-]*\w)?"
 _NAMED = re.compile(rf"({_PART}/{_PART})(?:@(\w[\w./-]*))?", re.ASCII)
 _ORGANIZATION = re.compile(rf"{_PART}/\*", re.ASCII)
 
@@ -16,13 +16,14 @@ def repository_of(text: str) -> str | None:
     named = _NAMED.fullmatch(text)
     if named is None or ".." in text or len(named[1]) > MAX_REPOSITORY or len(named[2] or "") > MAX_REVISION:
         return None
-    return named[1]
+    return None if "--" in named[1] or named[1].endswith(".git") else named[1]
 
 
 def check_repository(pattern: str) -> None:
     """Raise `ValueError` for what is neither `ORG/NAME`, `ORG/*` nor `*`."""
     named = _ORGANIZATION.fullmatch(pattern) is not None or repository_of(pattern) == pattern
-    if pattern != ANY and (not named or ".." in pattern or len(pattern) > MAX_REPOSITORY):
+    parts = ("..", "--")
+    if pattern != ANY and (not named or any(map(pattern.__contains__, parts)) or len(pattern) > MAX_REPOSITORY):
         raise ValueError(f"{pattern[:200]!r} is not ORG/NAME, ORG/* or *")
 
 

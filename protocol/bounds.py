@@ -57,6 +57,8 @@ MAX_VECTOR_WIDTH = 65_536
 MAX_INSTRUCTION = 4096
 """Characters of an instruction by which pairs of texts are judged."""
 MAX_POOLING_PROMPTS = 64
+MAX_LABELS = 1024
+"""Labels of a classifier of texts, which have names."""
 """Prompts that a checkpoint has by name for texts that are embedded."""
 ROWS_DIGEST_BYTES = 16
 MAX_TEMPERATURE = 100.0

@@ -8,6 +8,7 @@ from protocol.bounds import (
     MAX_ADAPTERS,
     MAX_COUNT,
     MAX_GATEWAYS,
+    MAX_LABELS,
     MAX_PIECE_BYTES,
     MAX_POOLING_PROMPTS,
     MAX_PREFIX_DIGESTS,
@@ -81,6 +82,8 @@ class Capabilities(Struct, frozen=True, array_like=True, omit_defaults=True, gc=
     """The model compares texts: `PairInput` is accepted for scores."""
     decoder_scores: bool = False
     """Scores come from the last token of a decoder, otherwise from an encoder."""
+    label_names: Annotated[tuple[Label, ...], Meta(max_length=MAX_LABELS)] = ()
+    """The names of the labels, of a model that classifies single texts: `Pooled.probabilities` is honoured."""
 
 
 class Gauges(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

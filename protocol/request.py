@@ -286,6 +286,8 @@ class Pooled(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False)
     """The name of a prompt of the checkpoint that is put before a text; empty for the checkpoint's default."""
     instruction: Annotated[str, Meta(max_length=MAX_INSTRUCTION)] = ""
     """The text by which a model judges a pair of texts; empty for that of the checkpoint."""
+    probabilities: bool = False
+    """The scores are the probabilities of the labels, whatever `activate` says."""
 
 
 class Grammar(Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):

@@ -45,7 +45,8 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     try:
         keys, tls = ApiKeys(gateway), tls_of(gateway)
         if gateway.lora_state_dir:
-            AdapterState(gateway.lora_state_dir)  # what is wrong with it is said before a model is loaded
+            # What is wrong with it is said before a model is loaded.
+            AdapterState(gateway.lora_state_dir, takes_over=take_over).close()
     except (AdapterStateInvalid, ApiKeysInvalid, TlsInvalid) as error:
         raise CommandFailed(str(error)) from error
     if take_over and not settings.workers:

@@ -8,7 +8,7 @@ from cli.terminal.byte_size import size
 from workers.inspection.description import Description
 from workers.inspection.inspection import BackendSupport, Inspection
 from workers.inspection.memory_figures import MemoryFigures
-from workers.inspection.served_tasks import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, ServedTasks
+from workers.inspection.served_tasks import CHAT, CLASSIFY, COMPLETIONS, EMBEDDINGS, RERANK, ServedTasks
 from workers.inspection.tensor_map import StoredTensor, TensorMap
 from workers.inspection.tower_view import TowerView
 
@@ -71,6 +71,7 @@ def _tasks(found: ServedTasks, *, images: bool) -> Table:
         (found.completions, "completions", COMPLETIONS),
         (found.embedding_width, f"embeddings of {found.embedding_width} numbers", EMBEDDINGS),
         (found.rerank, reranks, RERANK),
+        (found.classifies, f"classes of texts, by {found.labels} label{'' if found.labels == 1 else 's'}", CLASSIFY),
     )
     for serves, task, endpoints in rows:
         if serves:

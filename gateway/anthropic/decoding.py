@@ -69,7 +69,7 @@ class MessagesDecoder:
         if budget is not None and budget >= body.max_tokens:
             raise invalid("thinking.budget_tokens", "`thinking.budget_tokens` must be less than `max_tokens`")
         wanted = RequestParameters(
-            model=body.model,
+            model=body.model or "",
             inputs=[chat],
             sampling=client_sampling(temperature=body.temperature, top_k=body.top_k, top_p=body.top_p),
             limits=Limits(
@@ -99,7 +99,7 @@ class MessagesDecoder:
         """Decode a body of `/v1/messages/count_tokens`."""
         body = _decoded(self._count, raw)
         images = GivenImages()
-        return DecodedQuery(PromptQuery(body.model, chat_input(body, images), fields=NAMES), _count, images.found)
+        return DecodedQuery(PromptQuery(body.model or "", chat_input(body, images), fields=NAMES), _count, images.found)
 
 
 def _count(answer: Tokenized, _: int | None) -> bytes:

@@ -198,7 +198,7 @@ class RequestMetadata(Struct, forbid_unknown_fields=True, kw_only=True):
 class CountBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/messages/count_tokens`: the fields that the prompt is made of, and those that clients send along."""
 
-    model: Name
+    model: Name | None = None
     messages: Annotated[tuple[InputMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: Text | Annotated[tuple[TextBlock, ...], Meta(max_length=MAX_BLOCKS)] | None = None
     tools: tuple[ClientTool, ...] | None = None

@@ -106,11 +106,6 @@ class OllamaDecoder:
         refuse_unsupported(options, "options.")
         named, keep_s = model_named(self._router, body.model), keep_alive_s(body.keep_alive)
         model = self._router.canonical(named)
-        context = self._router.pool.context(model)
-        if context is not None and (options.num_ctx or 0) > context:
-            raise invalid(
-                "options.num_ctx", f"`options.num_ctx` is over the context of {context} tokens that the model has here"
-            )
         limit = options.num_predict
         if limit == 0:
             raise invalid("options.num_predict", "`options.num_predict` is 1 and up, or -1 for no limit")

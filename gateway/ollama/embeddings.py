@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.errors import invalid
 from gateway.generation.delta import OutputDelta, TokenCounts
 from gateway.generation.field_names import FieldNames
 from gateway.generation.pooled.texts import input_names, pooled_request
@@ -142,10 +141,6 @@ class OllamaEmbeddings:
         if body.options is not None:
             refuse_unsupported(body.options, "options.")
         model, keep_s = model_named(self._router, body.model), keep_alive_s(body.keep_alive)
-        context = self._router.pool.context(model)
-        wanted = 0 if body.options is None else body.options.num_ctx or 0
-        if context is not None and wanted > context:
-            raise invalid("options.num_ctx", f"`options.num_ctx` is over the {context} tokens that the model takes")
         inputs = [TextInput(text) for text in texts]
         request = pooled_request(
             self._settings, size, model=model, inputs=inputs, names=names, pooled=pooled, fields=fields

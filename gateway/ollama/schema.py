@@ -25,12 +25,13 @@ StopString = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 """A stop string; an empty one is ignored."""
 Images = Annotated[tuple[str, ...], Meta(max_length=MAX_IMAGES)]
 """Image files in base64."""
+MAX_NUM_CTX = (1 << 31) - 1
 Think = bool | Literal["low", "medium", "high", "max"]
 
 
 class ModelOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`options`. A `num_ctx` over the context of the model is refused; the context itself is the server's setting.
-    `speculate` and those of sparse prefill are Baton's own."""
+    """`options`. `num_ctx` has no effect: the context is the server's setting, and a prompt that does not fit is
+    refused. Ollama lowers a larger one, too. `speculate` and those of sparse prefill are Baton's own."""
 
     temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None
@@ -38,7 +39,7 @@ class ModelOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-1, le=MAX_SEED)] | None = None
     num_predict: Annotated[int, Meta(ge=-2, le=MAX_TOKENS)] | None = None
-    num_ctx: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    num_ctx: Annotated[int, Meta(ge=0, le=MAX_NUM_CTX)] | None = None
     stop: StopString | Annotated[tuple[StopString, ...], Meta(max_length=MAX_STOPS)] | None = None
     typical_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None

@@ -184,6 +184,8 @@ class ModelCapabilities(Struct, forbid_unknown_fields=True):
     """The names of its prompts for texts that are embedded."""
     rerank: Literal["cross-encoder", "decoder", "embeddings"] | None
     """By what it compares texts: it is a reranker of one of two kinds, or the cosine of its embeddings is taken."""
+    labels: list[str]
+    """The labels by which it classifies texts."""
     generates: bool
     """It generates text. An encoder does not."""
 

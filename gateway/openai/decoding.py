@@ -126,7 +126,7 @@ class RequestDecoder:
             resume_s=resumable_for(self._settings, options.resume_s or 0.0, "stream_options.resume_s"),
         )
         wanted = RequestParameters(
-            model=body.model,
+            model=body.model or "",
             inputs=inputs,
             # Candidates are compared by the log-probabilities of their tokens.
             sampling=sampling_of(body, 0 if top is None and candidates > n else top),

@@ -113,6 +113,7 @@ def _capabilities(known: Capabilities | None) -> dict[str, Any] | None:
         "embedding_width": known.vector_width,
         "embedding_prompts": known.pooling_prompts,
         "rerank": ranks_by(known),
+        "labels": known.label_names,
         "generates": known.generates,
     }
 

@@ -14,7 +14,6 @@ from gateway.openai.chat.tool_schema import ChatTools
 from gateway.openai.decoding import HINTS, chat_input
 from gateway.openai.field_names import QUERY
 from gateway.openai.schema import ChatBody, ChatMessage, TemplateKwargs
-from gateway.routing.router import Router
 from gateway.streaming.dialect import DecodedQuery, DecodeQuery
 from protocol.bounds import MAX_MESSAGES, MAX_TOKENS, Name, Text, TokenId
 from protocol.events import Tokenized
@@ -38,7 +37,7 @@ Chat = Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESS
 
 
 class ApplyTemplateBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /apply-template`. Without a `model`, the only one of the server."""
+    """`POST /apply-template`. Without a `model`, the only one that is served."""
 
     messages: Chat
     model: Name | None = None
@@ -51,7 +50,7 @@ class ApplyTemplateBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /tokenize`, of a `prompt` or of `messages`. Without a `model`, the only one of the server."""
+    """`POST /tokenize`, of a `prompt` or of `messages`. Without a `model`, the only one that is served."""
 
     model: Name | None = None
     prompt: Text | None = None
@@ -74,7 +73,7 @@ class _Tools(Struct):
 
 
 class DetokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`POST /detokenize`. Without a `model`, the only one of the server."""
+    """`POST /detokenize`. Without a `model`, the only one that is served."""
 
     tokens: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
     model: Name | None = None
@@ -98,8 +97,7 @@ class PromptAnswer(Struct, forbid_unknown_fields=True):
 class PromptQueryDecoder:
     """Decodes the bodies of the three endpoints. Every refusal is a `RequestError` that names its field."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self) -> None:
         self._tools = msgspec.json.Decoder(_Tools)
         self._tokenize = msgspec.json.Decoder(TokenizeBody)
         self._detokenize = msgspec.json.Decoder(DetokenizeBody)
@@ -116,7 +114,7 @@ class PromptQueryDecoder:
     def tokenize(self, raw: bytes) -> DecodedQuery:
         """Decode a body of `/tokenize`."""
         body = decode_body(self._tokenize, raw, HINTS)
-        model = self._model(body.model)
+        model = body.model or ""
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "`prompt` or `messages` is required, and not both")
         if body.prompt is not None:
@@ -130,22 +128,15 @@ class PromptQueryDecoder:
     def detokenize(self, raw: bytes) -> DecodedQuery:
         """Decode a body of `/detokenize`."""
         body = decode_body(self._detokenize, raw, HINTS)
-        return DecodedQuery(PromptQuery(self._model(body.model), TokensInput(body.tokens), "text", fields=QUERY), _text)
+        return DecodedQuery(PromptQuery(body.model or "", TokensInput(body.tokens), "text", fields=QUERY), _text)
 
     def apply_template(self, raw: bytes) -> DecodedQuery:
         """Decode a body of `/apply-template`."""
         body = decode_body(self._apply_template, raw, HINTS)
-        model = self._model(body.model)
+        model = body.model or ""
         images = GivenImages()
         chat = self._chat(model, body, images)
         return DecodedQuery(PromptQuery(model, chat, "text", fields=QUERY), _text, images.found)
-
-    def _model(self, name: str | None) -> str:
-        models = self._router.models()
-        if name is None and len(models) != 1:
-            # Their number may be more than the models that this key may use.
-            raise invalid("model", "`model` is required, unless a server has one model")
-        return models[0] if name is None else name
 
     def _chat(self, model: str, body: TokenizeBody | ApplyTemplateBody, images: GivenImages) -> Input:
         """The messages as a chat completion has them. Their images are added to `images`."""

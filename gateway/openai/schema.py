@@ -88,7 +88,8 @@ class _SharedFields(StructuredFields, kw_only=True):
     `typ_p` are its names of `repetition_penalty`, `max_tokens` and `typical_p`. `speculate` and those of
     sparse prefill are Baton's own."""
 
-    model: Name
+    model: Name | None = None
+    """May be left out where one model is served, as in the bodies of vLLM's and llama.cpp's servers."""
     n: Annotated[int, Meta(ge=1, le=MAX_FRAMES_PER_MESSAGE)] | None = None
     max_tokens: TokenLimit | None = None
     n_predict: TokenLimit | None = None

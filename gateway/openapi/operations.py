@@ -29,6 +29,7 @@ from gateway.ollama.embeddings import (
 )
 from gateway.ollama.schema import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from gateway.openai.answer_schema import ChatCompletion, Completion, ErrorAnswer, Model, ModelList, ModelProperties
+from gateway.openai.classify.schema import ClassifyBody, ClassList
 from gateway.openai.embeddings.schema import EmbeddingList, EmbeddingsBody
 from gateway.openai.prompt_queries import (
     ApplyTemplateBody,
@@ -158,6 +159,7 @@ _HEALTH = ApiOperation(
     summary="Probe whether a model can be used", answers={200: {JSON: Health}, 503: {JSON: Health}}, open=True
 )
 _RERANK = _pooled("Rank documents by their scores for a query", RerankBody, RerankAnswerObject)
+_CLASSIFY = _pooled("Compute the probabilities of the labels of texts", ClassifyBody, ClassList)
 _SCORE = _pooled(
     "Compute the log-likelihoods of texts, or the scores of pairs of texts", ScoreBody, (ScoreList, ComparisonList)
 )
@@ -197,6 +199,8 @@ OPERATIONS: Operations = {
     ("POST", "/v1/rerank"): _RERANK,
     ("POST", "/v2/rerank"): _RERANK,
     ("POST", "/rerank"): _RERANK,
+    ("POST", "/v1/classify"): _CLASSIFY,
+    ("POST", "/classify"): _CLASSIFY,
     ("POST", "/v1/score"): _SCORE,
     ("POST", "/score"): _SCORE,
     ("POST", "/tokenize"): _query_of("Tokenize a prompt or messages", TokenizeBody, TokenizeAnswer),

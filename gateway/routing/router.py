@@ -553,6 +553,11 @@ class Router(Actor[WorkerNotice | Terminated]):
         """Names of the models, in the order in which they were added."""
         return self.pool.models()
 
+    def only_model(self) -> str:
+        """Return the own name of the only model; empty if there are several or none."""
+        models = self.models()
+        return models[0] if len(models) == 1 else ""
+
     def no_model(self, name: str, *, field: str = "model", among: Sequence[str] | None = None) -> RequestError:
         """The error for an unknown model, with the names of those that exist, or those `among` which the client may
         choose."""

@@ -6,7 +6,7 @@ A dialect is a folder beside `gateway/openai`. It decodes bodies into requests (
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from starlette.routing import Route
@@ -112,6 +112,10 @@ class Decoded(NamedTuple):
     """The images of its chat, which are loaded before the request is admitted."""
     once_loaded: Callable[[], "Decoded"] | None = None
     """Decodes the body again, which depends on what the model can do: called once a worker has loaded it."""
+
+    def of_model(self, model: str) -> "Decoded":
+        """The same for a body that names no model."""
+        return self._replace(request=replace(self.request, model=model))
 
 
 class AnsweredAtOnce(NamedTuple):

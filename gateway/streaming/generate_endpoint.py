@@ -8,7 +8,7 @@ import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
 
 from gateway.body_budget import HeldBody
-from gateway.errors import INTERNAL_TEXT, RequestError
+from gateway.errors import INTERNAL_TEXT, ModelRequired, RequestError
 from gateway.generation.broken_calls import without_broken_calls
 from gateway.http.body_values import check_values
 from gateway.http.conventions import HttpConventions
@@ -97,12 +97,18 @@ class GenerateEndpoint:
         await check_values(raw, self._settings.max_body_values)
         if exchange.last_event_id:
             return None
-        decoded = await self._decode(raw, body, exchange.key)
+        try:
+            decoded = await self._decode(raw, body, exchange.key)
+        except ModelRequired as error:
+            self._gate.only_model(exchange)
+            raise error
         if isinstance(decoded, AnsweredAtOnce):
             self._gate.check_model(exchange, decoded.model)  # first: the other error names all models
             if decoded.model not in self._router.models():
                 raise self._router.no_model(decoded.model)
             return decoded
+        if not decoded.request.model:
+            decoded = decoded.of_model(self._gate.only_model(exchange))
         if decoded.once_loaded is not None:
             decoded = await self._models.described(exchange, decoded.request.model, decoded.once_loaded)
         if decoded.request.output.resume_s:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from gateway.body_budget import HeldBody
+from gateway.errors import invalid
 from gateway.generation.request import GenerationRequest
 from gateway.http.access.request_key import models_for
 from gateway.http.exchange import HttpExchange
@@ -36,6 +37,16 @@ class KeyGate:
             visible = models_for(key, router.models(), router.pool.catalog.aliases)
             if router.canonical(model) not in visible:
                 raise self._router.no_model(model, among=visible)
+
+    def only_model(self, exchange: HttpExchange) -> str:
+        """Return the only model that the key may use, for a body without one. Raises `RequestError` with the names of
+        several."""
+        router = self._router
+        visible = models_for(exchange.api_key, router.models(), router.pool.catalog.aliases)
+        if len(visible) == 1:
+            return visible[0]
+        names = ", ".join(map(repr, router.with_adapters(visible))) or "none"
+        raise invalid("model", f"`model` is required, unless one model is served; available: {names}")
 
     def admit_query(self, exchange: HttpExchange, model: str) -> Reservation | None:
         """Admit a request that generates nothing; the caller settles it. None without a key. Raises `RequestError`."""

@@ -1,5 +1,7 @@
 """The endpoint of queries for the tokens or the text of a prompt, in any dialect, on plain ASGI."""
 
+from dataclasses import replace
+
 import anyio
 import anyio.lowlevel
 from starlette.types import Receive, Scope, Send
@@ -47,6 +49,8 @@ class QueryEndpoint:
             raw = await exchange.body(body)
             await check_values(raw, self._settings.max_body_values)
             query, render, images = self._decode(raw)
+            if not query.model:
+                query = replace(query, model=self._gate.only_model(exchange))
             reservation = self._gate.admit_query(exchange, query.model)
             query = await self._images.query(exchange, query, images, body)
             await anyio.lowlevel.checkpoint()  # a large body takes as long to decode as to send

@@ -22,6 +22,7 @@ from cli.main import app
 from gateway.admin.adapters.adapter_routes import LoadLoraAdapter, UnloadLoraAdapter
 from gateway.errors import STATUS, RefusalCode
 from gateway.metrics.metrics import Metrics
+from gateway.openai.classify.schema import ClassifyBody
 from gateway.openai.decoding import RequestDecoder
 from gateway.openai.embeddings.schema import EmbeddingsBody
 from gateway.openai.rerank.schema import RerankBody
@@ -232,6 +233,7 @@ def test_every_python_example_compiles(page: Path) -> None:
 
 BODIES = {
     "/v1/chat/completions": ChatBody,
+    "/v1/classify": ClassifyBody,
     "/v1/embeddings": EmbeddingsBody,
     "/v1/load_lora_adapter": LoadLoraAdapter,
     "/v1/rerank": RerankBody,
@@ -259,7 +261,7 @@ def test_the_bodies_of_the_curl_examples_are_accepted(page: str) -> None:
     for path, body in examples:
         decoded = json_decode(body, type=BODIES[path])
         named = decoded.lora_name if isinstance(decoded, LoadLoraAdapter | UnloadLoraAdapter) else decoded.model
-        assert named in {"baton-tiny", "sql"}
+        assert named in {"baton-tiny", "moods", "sql"}
         if path == "/v1/chat/completions":
             RequestDecoder(GatewaySettings()).chat(body.encode())
 

@@ -114,6 +114,14 @@ COMMANDS: dict[str, Command] = {
         Limits(max_tokens=0),
         pooled=Pooled("scores", instruction="Find the answer"),
     ),
+    "submit_labels": Submit(
+        4,
+        "classify-4",
+        TextInput("a text"),
+        Sampling(),
+        Limits(max_tokens=0),
+        pooled=Pooled("scores", probabilities=True),
+    ),
     "submit_suspect": Submit(4, "cmpl-4", TokensInput((1,)), Sampling(), Limits(), suspect=True),
     "submit_penalties": Submit(
         4,
@@ -282,6 +290,7 @@ EVENTS: dict[str, Event] = {
     "ready_mtp": Ready(Capabilities(chat=True, mtp=True)),
     "ready_images": Ready(Capabilities(chat=True, images=True)),
     "ready_decoder_scores": Ready(Capabilities(generates=False, labels=1, pairs=True, decoder_scores=True)),
+    "ready_labels": Ready(Capabilities(generates=False, labels=2, pairs=True, label_names=("ham", "spam"))),
     "ready_pooling": Ready(
         Capabilities(generates=False, vector_width=1024, pooling_prompts=("document", "query"), labels=1, pairs=True)
     ),

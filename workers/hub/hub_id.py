@@ -6,7 +6,8 @@ from dataclasses import dataclass
 MAX_REPO = 96
 """Characters of a repository's name, as the hub limits it."""
 MAX_REVISION = 255
-_REPO = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+_REPO = re.compile(r"(?!.*(?:--|\.\.|\.git\Z))\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?", re.ASCII)
+"""As huggingface_hub has it, which names a folder `models--ORG--NAME`."""
 _QUANTIZATION = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
 
@@ -33,7 +34,7 @@ class HubId:
         repo, colon, quantization = name.partition(":")
         if colon and _QUANTIZATION.fullmatch(quantization) is None:
             return None
-        if len(repo) > MAX_REPO or _REPO.fullmatch(repo) is None or ".." in repo:
+        if len(repo) > MAX_REPO or _REPO.fullmatch(repo) is None:
             return None
         if at and (len(revision) > MAX_REVISION or _REVISION.fullmatch(revision) is None or ".." in revision):
             return None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from protocol.bounds import MAX_LABELS
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.documents import find_document, has_tokenizer
 from workers.checkpoints.encoders.config import EncoderConfig
@@ -17,6 +18,7 @@ CHAT = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
 COMPLETIONS = ("/v1/completions", "/api/generate")
 EMBEDDINGS = ("/v1/embeddings", "/api/embed")
 RERANK = ("/v1/rerank", "/v1/score")
+CLASSIFY = ("/v1/classify",)
 RanksBy = Literal["", "cross-encoder", "decoder", "embeddings"]
 CROSS_ENCODER: RanksBy = "cross-encoder"
 DECODER: RanksBy = "decoder"
@@ -35,6 +37,8 @@ class ServedTasks:
     rerank: RanksBy = ""
     """By what texts are compared: a classifier of one of two kinds, or the cosine of embeddings. Empty for neither, as
     for a classifier with several labels."""
+    classifies: bool = False
+    """It gives labels to single texts, which a decoder that ranks pairs does not."""
 
     @classmethod
     def of(cls, path: Path, config: ModelConfig | LoneConfig | EncoderConfig) -> "ServedTasks":
@@ -54,7 +58,8 @@ class ServedTasks:
         stated = CheckpointPooling.of(path, "last" if generates else "mean")
         width = 0 if labels and not stated.stated else stated.width(config.hidden_size)
         by: RanksBy = "" if labels > 1 else classifier if labels else "embeddings"
-        return cls(generates and chat, generates, width, labels, by)
+        classifies = (labels == 1 and isinstance(config, EncoderConfig)) or 1 < labels <= MAX_LABELS
+        return cls(generates and chat, generates, width, labels, by, classifies)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -64,6 +69,7 @@ class ServedTasks:
             (COMPLETIONS, self.completions),
             (EMBEDDINGS, self.embedding_width),
             (RERANK, self.rerank),
+            (CLASSIFY, self.classifies),
         )
         return tuple(path for paths, serves in served if serves for path in paths)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from protocol.bounds import MAX_NAME, MAX_POOLING_PROMPTS
 from workers.checkpoints.json_files import CheckpointError
 from workers.pooling.checkpoint_pooling import CheckpointPooling
+from workers.pooling.label_names import LabelNames
 from workers.pooling.pair_template import PairTemplate
 from workers.pooling.pooler import TextClassifier
 from workers.pooling.served_pooling import ServedPooling
@@ -32,6 +33,8 @@ def default_pooling(
     if len(prompts) > MAX_POOLING_PROMPTS or any(len(name) > MAX_NAME for name in prompts):
         text = f"must be at most {MAX_POOLING_PROMPTS} texts, with names of at most {MAX_NAME} characters"
         raise CheckpointError(path / "config_sentence_transformers.json", "prompts", text)
+    # The form of a pair has no place for a single text.
+    named = LabelNames.of(path, labels) if classifier is not None and template is None else LabelNames()
     return ServedPooling(
         0 if classifier is not None and not stated.stated else stated.width(hidden),
         stated.pooling,
@@ -40,6 +43,8 @@ def default_pooling(
         stated.default_prompt,
         classifier,
         labels,
+        named.names,
+        named.function,
         pairs=classifier is not None,
         generates=generates,
         template=template,

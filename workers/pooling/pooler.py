@@ -72,9 +72,10 @@ class TextClassifier(Protocol):
 class ScorePooler:
     """Makes the scores of a text or a pair of texts."""
 
-    def __init__(self, classifier: TextClassifier, *, activate: bool = True) -> None:
+    def __init__(self, classifier: TextClassifier, activation: str = "") -> None:
+        """`activation`: see `activated`."""
         self._classifier = classifier
-        self._activate = activate
+        self._activation = activation
         self._chunks: list[NDArray[np.float32]] = []
 
     def add(self, rows: NDArray[np.float32]) -> None:
@@ -84,8 +85,7 @@ class ScorePooler:
     def vector(self) -> NDArray[np.float32]:
         """See `Pooler.vector`."""
         hidden = self._chunks[0] if len(self._chunks) == 1 else np.concatenate(self._chunks)
-        logits = self._classifier.scores(hidden)
-        return activated(logits, self._classifier.activation) if self._activate else logits
+        return activated(self._classifier.scores(hidden), self._activation)
 
 
 def normalized(vector: NDArray[np.float32]) -> NDArray[np.float32]:

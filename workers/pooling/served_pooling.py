@@ -24,6 +24,10 @@ class ServedPooling:
     classifier: TextClassifier | None = None
     labels: int = 0
     """The labels of the classifier."""
+    label_names: tuple[str, ...] = ()
+    """The names of the labels, of one that takes single texts."""
+    label_function: str = ""
+    """The function by which its logits become probabilities: see `workers.pooling.pooler.activated`."""
     pairs: bool = False
     """The classifier takes pairs of texts."""
     generates: bool = True
@@ -38,10 +42,12 @@ class ServedPooling:
         pooling = self.pooling if normalize is None else replace(self.pooling, normalize=normalize)
         return VectorPooler(pooling, dimensions=dimensions, project=self.project)
 
-    def score_pooler(self, *, activate: bool) -> ScorePooler:
-        """Return a new pooler of scores, of a model with a classifier."""
+    def score_pooler(self, *, activate: bool, probabilities: bool = False) -> ScorePooler:
+        """Return a new pooler of scores or, with `probabilities`, of those of the labels, of a model with a
+        classifier."""
         assert self.classifier is not None
-        return ScorePooler(self.classifier, activate=activate)
+        activation = self.classifier.activation if activate else ""
+        return ScorePooler(self.classifier, self.label_function if probabilities else activation)
 
 
 NO_POOLING = ServedPooling()

@@ -1,7 +1,9 @@
 """The files of adapters that are loaded at run time: only those below certain folders, and as they were when they were
 loaded."""
 
+import errno
 import re
+import secrets
 import shutil
 import tempfile
 import weakref
@@ -12,21 +14,24 @@ from threading import Lock
 from typing import BinaryIO
 
 from actors.process.file_digest import file_digest
-from actors.process.regular_file import open_beneath
+from actors.process.regular_file import open_beneath, open_regular
 from protocol.adapter_files import ADAPTER_FILES, DIGEST_BYTES
 from protocol.bounds import MAX_ADAPTER_BYTES, MAX_PATH
 
 PARTIAL = "partial-"
 """Prefix of a copy that is not complete."""
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _COPY = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}|{PARTIAL}.*")
 
 
 class AdapterPathRefused(Exception):
-    """Raised for a path that may not be loaded; the message says why. `missing` is true if nothing is there."""
+    """Raised for a path that may not be loaded; the message says why. `missing` is true if nothing is there, and
+    `unavailable` if it may be loaded later: no copy can be made now."""
 
-    def __init__(self, text: str, *, missing: bool = False) -> None:
+    def __init__(self, text: str, *, missing: bool = False, unavailable: bool = False) -> None:
         super().__init__(text)
         self.missing = missing
+        self.unavailable = unavailable
 
 
 class AdapterFiles:
@@ -70,21 +75,32 @@ class AdapterFiles:
         Called on threads. Raises `AdapterPathRefused`.
         """
         folders = self._folders if below is None else [below]
-        target = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._opened_root()))
+        try:
+            target = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._opened_root()))
+        except OSError as error:
+            text = f"the adapter cannot be copied to {self._root or tempfile.gettempdir()}: {error.strerror}"
+            raise AdapterPathRefused(text, unavailable=True) from error
 
         def opened(file: Path) -> BinaryIO:
             return _open_below(file, folders)
 
         try:
             digest = file_digest(directory, ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES, opened, target)
+            kept, damaged = target.parent / digest, target.with_name(f"{target.name}-damaged")
+            whole = kept.exists() and _is_whole(kept, digest)
             with self._lock:
-                if (kept := target.parent / digest).exists():
-                    shutil.rmtree(target)
-                else:
+                if not whole and kept.exists():  # the machine may have lost its power before all was on the disk
+                    kept.rename(damaged)
+                if not kept.exists():
                     target.rename(kept)
                 self._held[digest] += 1
+            for left in (target, damaged):
+                shutil.rmtree(left, ignore_errors=True)
         except (OSError, ValueError, RuntimeError) as error:  # the latter of links that go round in a circle
             shutil.rmtree(target, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                text = f"the adapter cannot be copied to {target.parent}: {error.strerror}"
+                raise AdapterPathRefused(text, unavailable=True) from error
             raise AdapterPathRefused(f"{str(directory)!r} cannot be read: {error}") from error
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
@@ -101,11 +117,15 @@ class AdapterFiles:
             self._held[digest] -= 1
             self._held += Counter()  # without those of zero
 
-    def remove(self, digest: str) -> None:
-        """Remove the copy of an adapter that no worker has to load any more, unless another load uses it."""
+    def remove(self, digest: str) -> Path | None:
+        """Take away the copy of an adapter that no worker has to load any more, unless another load uses it. Returns
+        where it is now, for a thread to delete it: gigabytes take long. Raises `OSError`."""
         with self._lock:
-            if self._root is not None and not self._held[digest]:
-                shutil.rmtree(self._root / digest, ignore_errors=True)
+            if self._root is None or self._held[digest] or not (kept := self._root / digest).exists():
+                return None
+            gone = self._root / f"{PARTIAL}{secrets.token_hex(8)}"
+            kept.rename(gone)
+            return gone
 
     def sweep(self, digests: Iterable[str]) -> None:
         """Remove all copies but these from the folder that keeps them, and what a process that was killed has begun."""
@@ -137,6 +157,11 @@ def _is_below(path: Path, folders: Sequence[Path]) -> bool:
     except (OSError, RuntimeError):  # of links that go round in a circle
         return False
     return any(resolved.is_relative_to(folder.resolve()) for folder in folders)
+
+
+def _is_whole(copy: Path, digest: str) -> bool:
+    """A copy has the files that it had when it was made. Raises `OSError`."""
+    return file_digest(copy, ADAPTER_FILES, DIGEST_BYTES, MAX_ADAPTER_BYTES, open_regular) == digest
 
 
 def _open_below(file: Path, folders: Sequence[Path]) -> BinaryIO:

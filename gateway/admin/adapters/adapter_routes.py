@@ -3,6 +3,9 @@
 vLLM: https://docs.vllm.ai/en/latest/features/lora/#dynamically-serving-lora-adapters
 """
 
+import asyncio
+import shutil
+from functools import partial
 from typing import Annotated
 
 import anyio
@@ -29,6 +32,7 @@ from protocol.errors import ErrorCode
 Text = Annotated[str, Meta(max_length=4096)]
 MAX_LOADS = MAX_ADAPTERS
 """Loads of all models at once, before further ones are refused with 503."""
+TAKEN = "is the name of a model or of its adapter"
 
 _log = structlog.get_logger("gateway.admin.adapters.adapter_routes")
 
@@ -56,18 +60,29 @@ class AdapterRoutes:
     """The routes, which are there if the settings have `lora_dirs` or `allow_lora_repos`. They need what changes under
     `/admin` need."""
 
-    def __init__(self, router: Router, settings: GatewaySettings, fetch: FetchAdapter | None = None) -> None:
-        """With `lora_state_dir`, the adapters that an earlier gateway has kept there are loaded. `fetch` has adapters
-        from the hub; without it there are none. Raises `AdapterStateInvalid`."""
+    def __init__(
+        self,
+        router: Router,
+        settings: GatewaySettings,
+        fetch: FetchAdapter | None = None,
+        *,
+        takes_over: bool = False,
+    ) -> None:
+        """With `lora_state_dir`, the adapters that an earlier gateway has kept there are loaded. If this one
+        `takes_over`, the earlier one may use the folder still. `fetch` has adapters from the hub; without it there are
+        none. Raises `AdapterStateInvalid`."""
         self._router = router
         self._settings = settings
-        self._state = AdapterState(settings.lora_state_dir) if settings.lora_state_dir else None
+        folder = settings.lora_state_dir
+        self._state = AdapterState(folder, takes_over=takes_over) if folder else None
         self._files = AdapterFiles(settings.lora_dirs, None if self._state is None else self._state.folder)
         self._sources = AdapterSources(self._files, settings.allow_lora_repos, fetch)
         self._copying = anyio.Lock()
         self._writing = anyio.Lock()
         self._loading: set[str] = set()
         """The names of adapters that are being loaded: one that takes long holds no others up."""
+        self._deletions: set[asyncio.Future[None]] = set()
+        """Copies that threads delete."""
         router.adapters.forgotten = self._forgotten
         if self._state is not None:
             self._restore(self._state)
@@ -90,6 +105,8 @@ class AdapterRoutes:
         try:
             await self._load(wanted, model)
         except AdapterPathRefused as refused:
+            if refused.unavailable:
+                raise RequestError(ErrorCode.UNAVAILABLE, str(refused)) from refused
             code = RefusalCode.NOT_FOUND if refused.missing else ErrorCode.INVALID
             raise RequestError(code, f"lora_path: {refused}", field="lora_path") from refused
         except AdapterFetchFailed as failed:
@@ -167,20 +184,26 @@ class AdapterRoutes:
             if not wanted.load_inplace:
                 text = f"an adapter {name!r} is loaded already: set load_inplace to replace it"
                 raise RequestError(ErrorCode.INVALID, text, field="lora_name")
-        elif (own := self._router.canonical(name)) in self._router.models() or pool.catalog.find(own) is not None:
-            text = f"{name!r} is the name of a model or of its adapter"
-            raise RequestError(ErrorCode.INVALID, text, field="lora_name")
+        elif self._is_taken(name):
+            raise RequestError(ErrorCode.INVALID, f"{name!r} {TAKEN}", field="lora_name")
+
+    def _is_taken(self, name: str) -> bool:
+        """A model, or an adapter that was loaded with one, has the name."""
+        own = self._router.canonical(name)
+        return own in self._router.models() or self._router.pool.catalog.find(own) is not None
 
     def _restore(self, state: AdapterState) -> None:
         """Want the adapters that were kept: workers load them before they get their requests."""
         self._files.sweep(each.digest for each in state.adapters)
         for each in state.adapters:
             paths = (str(self._files.copy_of(each.digest)), each.path)
-            if self._router.adapters.restore(each.name, each.model, each.digest, paths):
-                _log.info("adapter_restored", adapter=each.name, model=each.model, digest=each.digest)
-            else:
+            problem = f"its name {TAKEN}: unload it, or rename the other one" if self._is_taken(each.name) else ""
+            if not problem and not self._router.adapters.restore(each.name, each.model, each.digest, paths):
                 problem = f"{MAX_ADAPTERS} adapters of its model are kept: unload some"
+            if problem:
                 _log.warning("adapter_not_restored", adapter=each.name, model=each.model, problem=problem)
+            else:
+                _log.info("adapter_restored", adapter=each.name, model=each.model, digest=each.digest)
 
     async def _write(self, state: AdapterState, effect: str) -> None:
         """Write the state as it is now. Raises `RequestError`, which says the `effect` of a failure."""
@@ -198,4 +221,12 @@ class AdapterRoutes:
     def _remove_unused(self, digest: str) -> None:
         kept = self._state is not None and self._state.uses(digest)
         if not kept and not any(digest == wire.rpartition("@")[2] for wire in self._router.pool.runtime.wires()):
-            self._files.remove(digest)
+            try:
+                gone = self._files.remove(digest)
+            except OSError as error:  # it stays in the folder, and is swept at the next start
+                _log.warning("adapter_copy_left", digest=digest, problem=str(error))
+                return
+            if gone is not None:
+                deletion = asyncio.get_running_loop().run_in_executor(None, partial(shutil.rmtree, gone, True))
+                self._deletions.add(deletion)
+                deletion.add_done_callback(self._deletions.discard)

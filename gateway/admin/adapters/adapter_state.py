@@ -1,10 +1,12 @@
 """The adapters that requests have loaded, in a file: the next gateway has them again.
 
 The folder has `adapters.json` and, by their digests, the copies of `gateway.admin.adapters.adapter_files`. It belongs
-to one server, and to its successor while that takes over.
+to one server, which locks it (flock(2)), and to its successor while that takes over.
 """
 
+import fcntl
 import os
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +19,8 @@ from gateway.routing.adapters.registry import MAX_ADAPTER_NAME, is_version
 from protocol.bounds import MAX_NAME, MAX_PATH
 
 STATE_FILE = "adapters.json"
-MAX_STATE_BYTES = 8 << 20
+LOCK_FILE = "adapters.lock"
+MAX_STATE_BYTES = 32 << 20
 MAX_KEPT = 1024
 """Adapters in the file, those of models that are not served now among them."""
 
@@ -44,17 +47,42 @@ class _Content(Struct, frozen=True, forbid_unknown_fields=True):
 class AdapterState:
     """Owns the file. Its content is known from its beginning on, and written whole."""
 
-    def __init__(self, folder: str) -> None:
-        """Read it; a folder that is not there is made, for its owner alone. Raises `AdapterStateInvalid`."""
+    def __init__(self, folder: str, *, takes_over: bool = False) -> None:
+        """Read it; a folder that is not there is made, for its owner alone. Raises `AdapterStateInvalid`, also for one
+        that another server uses, unless this one `takes_over` from it."""
         self.folder = Path(folder).expanduser().absolute()
+        self._unlock: weakref.finalize[[int], AdapterState] | None = None
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._kept = {each.name: each for each in self._read()}
             if not os.access(self.folder, os.W_OK | os.X_OK):
                 raise AdapterStateInvalid(f"lora_state_dir: {self.folder} cannot be written: name another folder")
+            if not self._lock() and not takes_over:
+                text = f"lora_state_dir: another server uses {self.folder}: each one needs a folder of its own"
+                raise AdapterStateInvalid(text)
         except OSError as error:
             text = f"lora_state_dir: {self.folder} cannot be used: {error.strerror}: name another folder"
             raise AdapterStateInvalid(text) from error
+
+    def close(self) -> None:
+        """Let another server use the folder, as the end of this process does."""
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
+
+    def _lock(self) -> bool:
+        """Keep other servers from the folder. False if one has it. Raises `OSError`."""
+        if self._unlock is None:
+            descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(descriptor)
+                if isinstance(error, BlockingIOError):
+                    return False
+                raise
+            self._unlock = weakref.finalize(self, os.close, descriptor)
+        return True
 
     @property
     def adapters(self) -> list[KeptAdapter]:
@@ -85,6 +113,7 @@ class AdapterState:
     def write(self, adapters: Iterable[KeptAdapter]) -> None:
         """Write the file: it is the one before or the new one, whenever this process is killed. For threads, one at a
         time. Raises `OSError`."""
+        self._lock()  # once the gateway has ended from which this one has taken over
         content = msgspec.json.format(msgspec.json.encode(_Content(1, tuple(adapters))))
         partial = self.folder / f"{STATE_FILE}.partial"
         with suppress(FileNotFoundError):

@@ -59,7 +59,7 @@ class EmbeddingsDecoder:
         request = pooled_request(
             self._settings,
             len(raw),
-            model=body.model,
+            model=body.model or "",
             inputs=inputs,
             names=input_names("input", len(inputs), several=several),
             pooled=pooled,

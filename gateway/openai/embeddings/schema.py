@@ -17,7 +17,7 @@ class EmbeddingsBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/embeddings`. `input` is required: a text, texts, token ids or lists of them. Those after `user`
     are vLLM's and sentence-transformers': `prompt_name` and `input_type` name a prompt of the checkpoint."""
 
-    model: Name
+    model: Name | None = None
     input: Prompt | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=MAX_VECTOR_WIDTH)] | None = None

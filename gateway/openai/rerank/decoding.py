@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from gateway.errors import RequestError, invalid
+from gateway.errors import ModelRequired, RequestError, invalid
 from gateway.generation.field_names import FieldNames, same_names
 from gateway.generation.pooled.texts import input_names, pooled_request
 from gateway.generation.request import GenerationRequest
@@ -51,21 +51,22 @@ class ComparisonDecoder:
     def rerank(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/rerank`."""
         body = decode_body(self._body, raw)
+        model = self._model(body.model)
         refuse_options(body, OPTIONS, OPTIONS)
         documents = [each if isinstance(each, str) else each.text for each in body.documents]
         names = input_names("documents", len(documents), several=True)
         request, scores = self._compared(
-            body.model,
+            model,
             [(body.query, each) for each in documents],
             [("query", each) for each in names],
             Pooled(truncate=truncation(body.truncate_prompt_tokens), instruction=body.instruction or ""),
             fields=RERANK,
             size=len(raw),
             cache_salt=body.cache_salt or "",
-            prompts=self._prompts(body.model),
+            prompts=self._prompts(model),
         )
         answer = RerankAnswer(scores, body.top_n, documents if body.return_documents else None)
-        again = partial(self.rerank, raw) if self._unknown(body.model) else None
+        again = partial(self.rerank, raw) if self._unknown(model) else None
         return Decoded(request, answer, prepare=scores.prepare, once_loaded=again)
 
     def score(self, body: ScoreBody, size: int) -> Decoded:
@@ -73,6 +74,7 @@ class ComparisonDecoder:
         for name in ("prompt", "completion"):
             if getattr(body, name) is not None:
                 raise invalid(name, f"`{name}` and `text_1` exclude each other: texts are compared, or scored")
+        model = self._model(body.model)
         if body.text_1 is None or body.text_2 is None:
             missing = "text_1" if body.text_1 is None else "text_2"
             raise invalid(missing, f"`{missing}` is required")
@@ -86,7 +88,7 @@ class ComparisonDecoder:
         ]
         repeat = len(seconds) if len(firsts) == 1 else 1
         request, scores = self._compared(
-            body.model,
+            model,
             list(zip(firsts * repeat, seconds, strict=True)),
             list(zip(names[0] * repeat, names[1], strict=True)),
             Pooled(truncate=truncation(body.truncate_prompt_tokens), instruction=body.instruction or ""),
@@ -94,7 +96,7 @@ class ComparisonDecoder:
             size=size,
             cache_salt=body.cache_salt or "",
         )
-        again = partial(self.score, body, size) if self._unknown(body.model) else None
+        again = partial(self.score, body, size) if self._unknown(model) else None
         return Decoded(request, ComparisonAnswer(scores), prepare=scores.prepare, once_loaded=again)
 
     def _compared(
@@ -158,6 +160,13 @@ class ComparisonDecoder:
         before, after = prompts
         return request, PairScores([(places[before, first], places[after, second]) for first, second in pairs])
 
+    def _model(self, given: str | None) -> str:
+        """Return the model of a body. Raises `ModelRequired` for one without it where several are served."""
+        model = self._router.only_model() if given is None else given
+        if not model:
+            raise ModelRequired
+        return model
+
     def _prompts(self, model: str) -> tuple[str, str]:
         """Return the names of a model's prompts for queries and for documents, as sentence-transformers' `encode_query`
         and `encode_document` choose them; empty for none."""
@@ -180,7 +189,7 @@ class ComparisonDecoder:
             text = f"the model {model!r} neither scores pairs of texts nor makes embeddings: choose another one"
             raise RequestError(ErrorCode.UNSUPPORTED, text, field="model")
         if known.pairs and known.labels != 1:
-            text = f"the model {model!r} has {known.labels} labels for a pair of texts, not one score: take another one"
+            text = f"the model {model!r} has {known.labels} labels, not one score: use /v1/classify, or another one"
             raise RequestError(ErrorCode.UNSUPPORTED, text, field="model")
         return known.pairs
 

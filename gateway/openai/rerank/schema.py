@@ -23,7 +23,7 @@ class RerankDocument(Struct, forbid_unknown_fields=True):
 class RerankBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """`POST /v1/rerank`. Without `top_n` all documents are in the answer."""
 
-    model: Name
+    model: Name | None = None
     query: Text
     documents: Annotated[tuple[Text | RerankDocument, ...], Meta(min_length=1)]
     top_n: Annotated[int, Meta(ge=1)] | None = None

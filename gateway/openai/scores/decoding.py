@@ -39,7 +39,7 @@ class ScoreDecoder:
                 raise invalid(name, text)
         inputs, scored = self._items(body, len(raw))
         wanted = RequestParameters(
-            model=body.model,
+            model=body.model or "",
             inputs=inputs,
             sampling=Sampling(),
             limits=Limits(max_tokens=0),

@@ -18,7 +18,7 @@ class ScoreBody(Struct, forbid_unknown_fields=True, kw_only=True):
     `completion`, of each `prompt`. Or in place of both the scores of `text_1` and `text_2`, as vLLM has them: of one
     text with each of others, or of each with the other in its place."""
 
-    model: Name
+    model: Name | None = None
     prompt: Prompt | None = None
     completion: Prompt | None = None
     cache_salt: Annotated[str, Meta(max_length=MAX_NAME)] | None = None

@@ -110,7 +110,7 @@ class ResponsesDecoder:
             kept=True,
         )
         wanted = RequestParameters(
-            model=body.model,
+            model=body.model or "",
             inputs=[chat],
             sampling=_sampling(body, logprobs),
             limits=Limits(

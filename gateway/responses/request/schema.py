@@ -94,7 +94,7 @@ class ResponsesBody(Struct, forbid_unknown_fields=True, kw_only=True):
     `stop`, `speculate`, `sparse_prefill`, `sparse_prefill_keep`, `cache_salt` and
     `stream_options.resume_s` are additions, as in chats."""
 
-    model: Name
+    model: Name | None = None
     input: Text | Annotated[tuple[InputItem, ...], Meta(max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     previous_response_id: Annotated[str, Meta(max_length=MAX_NAME)] | None = None

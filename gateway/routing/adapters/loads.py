@@ -226,9 +226,9 @@ class AdapterLoads:
     def lost(self, handle: WorkerHandle) -> None:
         """An incarnation is gone, with all that it had loaded."""
         handle.loaded_adapters.clear()
-        if (state := self._workers.pop(handle.name, None)) is not None:
-            for version in state.asked.values():
-                self._note(version.wire, handle.name)
+        self._workers.pop(handle.name, None)
+        for wire in self._loads:  # also those for which its link was full
+            self._note(wire, handle.name)
 
     def _note(self, wire: str, worker: str, *, loaded: bool = False, problem: str = "") -> None:
         """Note that a worker has ended a load; without `loaded` and a `problem`, it is gone."""

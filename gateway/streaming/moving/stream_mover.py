@@ -82,6 +82,7 @@ class StreamMover:
             group.call_key,
             limits.total_s,
             self._router.adapter_digest(group.model, group.sequences[0].submit.adapter),
+            request.model,
         )
         stream_id, owner = renderer.answer_id(exchange.token), _owner(exchange)
         return self._records.keep(stream_id, owner, record.encoded(), request.output.resume_s)
@@ -155,6 +156,8 @@ class StreamMover:
             decoded = await found.decode(record.body, body, exchange.key)
             if not isinstance(decoded, Decoded):
                 raise UnknownStream
+            if not decoded.request.model:
+                decoded = decoded.of_model(record.model)
             loaded = await self._images.request(exchange, decoded.request, decoded.images, body)
             request = record.pinned(loaded)
             if request is None:

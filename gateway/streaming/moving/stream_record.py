@@ -31,6 +31,8 @@ class StreamRecord(Struct, frozen=True):
     """The time limit of the request, which begins anew at another gateway."""
     adapter: str = ""
     """Its adapter: see `gateway.routing.router.Router.adapter_digest`."""
+    model: str = ""
+    """The model that it named, or that was the only one when it came."""
 
     def encoded(self) -> bytes:
         """The record as bytes."""

@@ -82,7 +82,8 @@ SAMPLES: Mapping[str, Sample] = {
     "Labels of the client": ignored(metadata={"user_id": "x"}),
     "Prompts that are kept": of(cache_control={"type": "ephemeral"}),
     "Hints for caches": NO_FIELD,
-    "Service tier and priority": ignored(service_tier="standard_only"),
+    "Service tier": ignored(service_tier="standard_only"),
+    "Priority among the requests of a key": NO_FIELD,
 }
 
 COLUMNS = (

@@ -74,6 +74,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
         "Hints for caches",
         "No speculative decoding",
         "Sparse prefill",
-        "Service tier and priority",
+        "Service tier",
+        "Priority among the requests of a key",
     ),
 }

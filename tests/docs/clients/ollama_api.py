@@ -62,7 +62,8 @@ SHARED: Mapping[str, Sample] = {
     "Labels of the client": NO_FIELD,
     "Prompts that are kept": NO_FIELD,
     "Hints for caches": NO_FIELD,
-    "Service tier and priority": NO_FIELD,
+    "Service tier": NO_FIELD,
+    "Priority among the requests of a key": NO_FIELD,
 }
 CHAT: Mapping[str, Sample] = {
     "System text": Sample({"messages": [{"role": "system", "content": "x"}, USER]}, "`system`"),

@@ -13,7 +13,7 @@ OTHER = {"type": "function", "function": {"name": "weather"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "time", "arguments": "{}"}}
 NAMED = {"type": "function", "function": {"name": "time"}}
-SETTINGS = GatewaySettings()
+SETTINGS = GatewaySettings(scheduler_policy="priority")
 
 
 def messages(*given: Mapping[str, Any], named: str) -> Sample:
@@ -61,7 +61,8 @@ SHARED: Mapping[str, Sample] = {
     "Verbosity": of(verbosity="low"),
     "Labels of the client": ignored(user="x", metadata={"a": "b"}, safety_identifier="x"),
     "Hints for caches": ignored(prompt_cache_key="x", prompt_cache_retention="in_memory"),
-    "Service tier and priority": of(service_tier="flex", priority=5),
+    "Service tier": of(service_tier="flex"),
+    "Priority among the requests of a key": of(priority=5),
 }
 """The same fields for both paths. A chat's field is sent to completions as well, to see what becomes of it there."""
 

@@ -101,7 +101,8 @@ SAMPLES: Mapping[str, Sample] = {
     "Labels of the client": ignored(user="x", metadata={"a": "b"}, safety_identifier="x"),
     "Prompts that are kept": of(prompt_cache_retention="24h"),
     "Hints for caches": ignored(prompt_cache_key="x", prompt_cache_retention="in_memory"),
-    "Service tier and priority": of(service_tier="flex", priority=5),
+    "Service tier": of(service_tier="flex"),
+    "Priority among the requests of a key": of(priority=5),
 }
 
 

@@ -63,6 +63,7 @@ class EngineWorker(FakeWorker):
                 pooling_prompts=tuple(sorted(self._pooling.prompts)),
                 labels=self._pooling.labels,
                 pairs=self._pooling.pairs,
+                label_names=self._pooling.label_names,
             ),
             device="cpu-0",
         )

@@ -35,7 +35,7 @@ async def test_both_endpoints_give_the_vectors_of_the_openai_one() -> None:
         ("/api/embed", {"input": ["a", ""]}, "`input[1]` is empty"),
         ("/api/embed", {"input": "b" * 5000, "truncate": False}, "`input`: the text has 5000"),
         ("/api/embed", {"input": "a", "dimensions": 9}, "4 numbers"),
-        ("/api/embed", {"input": "a", "options": {"num_ctx": 9999}}, "`options.num_ctx`"),
+        ("/api/embed", {"input": "b" * 5000, "truncate": False, "options": {"num_ctx": 9999}}, "the text has 5000"),
         ("/api/embeddings", {"prompt": ""}, "`prompt` is empty"),
     ],
 )

@@ -233,8 +233,8 @@ def test_unknown_and_missing_fields_have_a_sentence() -> None:
     assert refusal(completion, foo=1).text == "`foo` is not a parameter that Baton knows"
     assert refusal(chat, messages=message(other=1)).text == "`messages[0].other` is not a parameter that Baton knows"
     with pytest.raises(RequestError) as caught:
-        DECODER.completion(b'{"prompt": "hi"}')
-    assert (caught.value.text, caught.value.field) == ("`model` is required", "model")
+        DECODER.chat(b'{"model": "tiny"}')
+    assert (caught.value.text, caught.value.field) == ("`messages` is required", "messages")
 
 
 @pytest.mark.parametrize(

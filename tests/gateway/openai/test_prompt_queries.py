@@ -1,6 +1,5 @@
 """`/tokenize`, `/detokenize` and `/apply-template`."""
 
-import json
 from typing import Any
 
 import pytest
@@ -55,15 +54,6 @@ async def test_messages_are_tokenized_by_the_only_model() -> None:
     assert query.input.messages == (Message("user", "hi"),)
     assert query.input.options == TemplateOptions(enable_thinking=False)
     assert (query.want, connection.status) == ("tokens", 200)
-
-
-async def test_a_model_is_required_of_which_nobody_learns_how_many_there_are() -> None:
-    async with site() as made:
-        FakeWorker("other", model="other").join(made.router)
-        connection = made.post("/tokenize", {"prompt": "hi"})
-        await connection.ended.wait()
-    assert connection.status == 400
-    assert json.loads(connection.body)["error"]["message"] == "`model` is required, unless a server has one model"
 
 
 async def test_tokens_become_text() -> None:

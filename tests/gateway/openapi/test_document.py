@@ -100,7 +100,7 @@ async def test_options_without_a_type_state_their_accepted_values() -> None:
     assert schemas["ClientTool"]["properties"]["allowed_callers"]["enum"] == [None, ["direct"]]
     assert schemas["ModelOptions"]["properties"]["mirostat"]["enum"] == [None, 0]
     assert schemas["ChatBody"]["additionalProperties"] is False
-    assert schemas["ChatBody"]["required"] == ["model", "messages"]
+    assert schemas["ChatBody"]["required"] == ["messages"]
 
 
 def test_every_code_is_documented_somewhere() -> None:

@@ -15,6 +15,7 @@ from tests.workers.tiny_encoders import FIELDS, make_encoder, sequences
 from workers.checkpoints.encoders.reading import read_encoder
 from workers.engine.runner import Chunk, Runner
 from workers.load_options import LoadOptions
+from workers.pooling.checkpoint_default import default_pooling
 from workers.pooling.checkpoint_pooling import CheckpointPooling
 from workers.pooling.classifier import Classifier
 
@@ -94,10 +95,16 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str, labels: i
     finally:
         runner.close()
     theirs = reference(path, chunks, "AutoModelForSequenceClassification")
+    pooling = default_pooling(path, 0, generates=False, classifier=classifier, labels=labels)
+    assert pooling.label_names == tuple(f"L{label}" for label in range(labels))
     for hidden, logits in zip(rows, theirs, strict=True):
         ours = classifier.scores(hidden)
         np.testing.assert_allclose(ours, logits, atol=ERROR)
         assert len(ours) == classifier.labels == labels
+        pooler = pooling.score_pooler(activate=False, probabilities=True)
+        pooler.add(hidden)
+        powers = np.exp(np.asarray([*logits, 0.0] if labels == 1 else logits, np.float64))
+        np.testing.assert_allclose(pooler.vector(), (powers / powers.sum())[:labels], atol=ERROR)
         assert classifier.activation == ("sigmoid" if labels == 1 else "identity")
 
 

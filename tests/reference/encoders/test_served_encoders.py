@@ -54,7 +54,7 @@ def sigmoid(logits: list[NDArray[np.float32]]) -> list[float]:
 def test_a_cross_encoder_ranks_as_transformers_scores(tmp_path: Path, cache_dir: Path, backend: str) -> None:
     path = make_encoder(tmp_path, "bert", labels=1)
     wordpiece(path)
-    ranked, scored, truncated = ask(
+    ranked, scored, truncated, classified = ask(
         path,
         backend,
         cache_dir,
@@ -62,6 +62,7 @@ def test_a_cross_encoder_ranks_as_transformers_scores(tmp_path: Path, cache_dir:
             ("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "return_documents": True}),
             ("/v1/score", {"text_1": QUERY, "text_2": DOCUMENTS}),
             ("/v1/rerank", {"query": QUERY, "documents": [LONG], "truncate_prompt_tokens": 30}),
+            ("/v1/classify", {"input": DOCUMENTS}),
         ],
     )
     chunks = pairs(path, DOCUMENTS)
@@ -81,6 +82,11 @@ def test_a_cross_encoder_ranks_as_transformers_scores(tmp_path: Path, cache_dir:
     (expected,) = sigmoid(reference(path, [kept], "AutoModelForSequenceClassification"))
     assert truncated["results"][0]["relevance_score"] == pytest.approx(expected, abs=1e-5)
     assert truncated["usage"]["prompt_tokens"] == 30
+    tokenizer = CheckpointTokenizer.from_dir(path)
+    texts = [Chunk(slot, tuple(tokenizer.encode(text, special=True)), 0, 0) for slot, text in enumerate(DOCUMENTS)]
+    probabilities = sigmoid(reference(path, texts, "AutoModelForSequenceClassification"))
+    assert [each["probs"][0] for each in classified["data"]] == pytest.approx(probabilities, abs=1e-5)
+    assert {each["label"] for each in classified["data"]} == {"L0"}
 
 
 @pytest.mark.exhaustive

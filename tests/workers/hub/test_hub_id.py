@@ -27,6 +27,7 @@ def test_an_id_is_a_repository_and_a_revision(text: str, expected: HubId) -> Non
     "text",
     [
         *("", "name", "a/b/c", "/a", "a/", "./a", "~/a", "a/..", "a/b..c", "a b/c", "org/näme", "org/name\n"),
+        *("a--b/c", "a/b--c", "a/b.", "a-/b", "a/b.git", "a/b.git@v1"),  # which huggingface_hub refuses
         *("o/n@", "o/n@../x", "o/n@/etc", "o/n@a b", "o/n@-x"),
         *("o/n:", "o/n:a/b", "o/n:../x", "o/n:-x", "o/n@v:Q8_0", "o/n:" + "q" * 65),
         *("o/" + "n" * (MAX_REPO - 1), "o/n@" + "r" * (MAX_REVISION + 1)),

@@ -67,8 +67,8 @@ def test_inspection(checkpoint: Path) -> None:
     sizes = [found.memory.weights[each] or 0 for each in ("none", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] > 0
-    assert found.tasks == ServedTasks(labels=1, rerank="cross-encoder")
-    assert found.tasks.endpoints == ("/v1/rerank", "/v1/score")
+    assert found.tasks == ServedTasks(labels=1, rerank="cross-encoder", classifies=True)
+    assert found.tasks.endpoints == ("/v1/rerank", "/v1/score", "/v1/classify")
 
 
 def test_an_encoder_without_a_head_is_served_for_embeddings(tmp_path: Path) -> None:

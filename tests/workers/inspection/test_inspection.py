@@ -39,7 +39,10 @@ def modes(found: Inspection) -> dict[str, str]:
 
 DECODERS: Mapping[str, tuple[Mapping[str, Any], ServedTasks]] = {
     "generates": ({}, ServedTasks(chat=True, completions=True, embedding_width=64, rerank="embeddings")),
-    "labels": ({"architectures": ["LlamaForSequenceClassification"], "num_labels": 3}, ServedTasks(labels=3)),
+    "labels": (
+        {"architectures": ["LlamaForSequenceClassification"], "num_labels": 3},
+        ServedTasks(labels=3, classifies=True),
+    ),
     "one-label": (
         {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "relevant"}},
         ServedTasks(labels=1, rerank="decoder"),

@@ -9,6 +9,7 @@ import pytest
 from protocol.bounds import MAX_POOLING_PROMPTS
 from workers.checkpoints.json_files import CheckpointError
 from workers.pooling.checkpoint_default import default_pooling
+from workers.pooling.pair_template import PairTemplate
 from workers.pooling.pooling import Pooling
 from workers.scripted.pooling import ScriptedClassifier
 
@@ -45,8 +46,13 @@ def test_the_files_of_a_checkpoint_decide(tmp_path: Path) -> None:
 
 
 def test_a_classifier_scores_pairs_and_makes_no_vectors(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {"id2label": {"0": "relevant"}})
     served = default_pooling(tmp_path, 8, generates=False, classifier=ScriptedClassifier(), labels=1)
     assert (served.width, served.labels, served.pairs) == (0, 1, True)
+    assert (served.label_names, served.label_function) == (("relevant",), "sigmoid")
+    template = PairTemplate(None, "")
+    ranked = default_pooling(tmp_path, 8, generates=False, classifier=ScriptedClassifier(), labels=1, template=template)
+    assert ranked.label_names == (), "its form of a pair has no place for a single text"
 
 
 def test_too_many_prompts_are_refused(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class _Sums:
 
 
 def test_a_classifier_of_the_last_token_gets_its_hidden_state_alone() -> None:
-    pooler = ScorePooler(_Sums(last=True), activate=False)
+    pooler = ScorePooler(_Sums(last=True))
     for rows in (ROWS[:2], ROWS[2:]):
         pooler.add(rows)
     np.testing.assert_array_equal(pooler.vector(), ROWS[-1, :3])
@@ -56,8 +56,10 @@ def test_a_classifier_of_the_last_token_gets_its_hidden_state_alone() -> None:
 
 def test_a_classifier_reads_all_hidden_states() -> None:
     logits = ROWS.sum(0)[:3]
-    np.testing.assert_array_equal(pooled(ScorePooler(_Sums(), activate=False), 4), logits)
-    np.testing.assert_allclose(pooled(ScorePooler(_Sums()), 4), np.exp(logits) / np.exp(logits).sum(), rtol=1e-6)
+    np.testing.assert_array_equal(pooled(ScorePooler(_Sums()), 4), logits)
+    np.testing.assert_allclose(
+        pooled(ScorePooler(_Sums(), "softmax"), 4), np.exp(logits) / np.exp(logits).sum(), rtol=1e-6
+    )
 
 
 def test_activations_of_large_logits_are_finite() -> None:

@@ -52,7 +52,7 @@ class PooledPrompts:
 
     def _pooler(self, pooled: Pooled) -> Pooler:
         if pooled.kind == "scores":
-            return self._pooling.score_pooler(activate=pooled.activate)
+            return self._pooling.score_pooler(activate=pooled.activate, probabilities=pooled.probabilities)
         return self._pooling.vector_pooler(pooled.dimensions, pooled.normalize)
 
     def _check(self, source: Input, pooled: Pooled) -> None:
@@ -62,7 +62,7 @@ class PooledPrompts:
         if pooled.kind == "scores":
             if pooling.classifier is None:
                 raise unsupported("the model has no classifier that scores texts", "prompt")
-            if isinstance(source, PairInput) != pooling.pairs:
+            if not (pooling.pairs if isinstance(source, PairInput) else pooling.label_names):
                 takes = "pairs of texts" if pooling.pairs else "single texts"
                 raise unsupported(f"the model scores {takes}", "prompt")
             if pooled.instruction and pooling.template is None:

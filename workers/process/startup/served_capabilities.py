@@ -25,5 +25,6 @@ def served_capabilities(loaded: Loaded, *, embeddings: bool) -> Capabilities:
         pooling_prompts=tuple(sorted(pooling.prompts)),
         labels=pooling.labels,
         pairs=pooling.pairs,
+        label_names=pooling.label_names,
         decoder_scores=pooling.classifier is not None and pooling.classifier.last,
     )

@@ -1,6 +1,8 @@
 """The files of adapters, which others may change while they are read."""
 
+import errno
 import os
+import shutil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,10 +94,42 @@ def test_a_copy_stays_while_another_load_uses_it_and_rounds_leave_none(tmp_path:
         second, _ = copied(files, "two")
         assert first == second
         files.release(first)
-        files.remove(first)
+        assert files.remove(first) is None
         assert (Path(paths[0]) / WEIGHTS).exists(), "the second one uses it"
         files.release(second)
-        files.remove(second)
+        gone = files.remove(second)
+        assert gone is not None
+        shutil.rmtree(gone)
         assert files._root is not None
         assert not list(files._root.iterdir())
     assert not files._held
+
+
+def test_a_copy_that_is_not_whole_is_replaced(tmp_path: Path) -> None:
+    make_adapter(tmp_path / "one")
+    (tmp_path / "kept").mkdir()
+    files = AdapterFiles([str(tmp_path)], tmp_path / "kept")
+    digest, paths = copied(files, "one")
+    (Path(paths[0]) / WEIGHTS).write_bytes(b"")  # as after a power failure
+    assert copied(files, "one") == (digest, paths)
+    assert (Path(paths[0]) / WEIGHTS).read_bytes() == b"weights"
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == [digest]
+
+
+def test_a_copy_that_has_no_room_may_be_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_adapter(tmp_path / "one")
+    (tmp_path / "kept").mkdir()
+    files = AdapterFiles([str(tmp_path)], tmp_path / "kept")
+
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(adapter_files, "file_digest", full)
+        with pytest.raises(AdapterPathRefused, match=f"cannot be copied to {tmp_path}/kept: No space left") as refused:
+            copied(files, "one")
+    assert (refused.value.unavailable, list((tmp_path / "kept").iterdir())) == (True, [])
+    (tmp_path / "kept").rmdir()
+    with pytest.raises(AdapterPathRefused, match=f"cannot be copied to {tmp_path}/kept: No such file") as refused:
+        copied(files, "one")
+    assert refused.value.unavailable

@@ -1,18 +1,22 @@
 """The routes that load adapters, beside each other: a load that takes long, and one that ends before its worker."""
 
+import asyncio
+import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import pytest
 from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, Response
 
-from actors.supervision.worker import WorkerState
+from actors.supervision.worker import WorkerState, WorkerUnavailable
 from gateway.admin.adapters.adapter_routes import AdapterRoutes
 from gateway.admin.adapters.adapter_sources import FetchAdapter
 from gateway.errors import STATUS, RequestError
@@ -62,12 +66,20 @@ class Server:
     def answer(self, at: int, text: str = "") -> None:
         self.worker.say(AdapterChanged(self.asked[at].query, text))
 
+    async def deleted(self) -> None:
+        """Until threads have deleted the copies of what is gone."""
+        while self.routes._deletions:
+            await asyncio.wait(self.routes._deletions)
+            await anyio.lowlevel.checkpoint()
+
 
 @asynccontextmanager
 async def serving(folder: Path, fetch: FetchAdapter | None = None, **chosen: Any) -> AsyncIterator[Server]:
     server = Server(folder, fetch, **chosen)
     async with server.client:
         yield server
+    if server.routes._state is not None:
+        server.routes._state.close()
 
 
 async def test_a_load_that_takes_long_holds_no_others_up(tmp_path: Path) -> None:
@@ -95,6 +107,7 @@ async def test_a_load_that_takes_long_holds_no_others_up(tmp_path: Path) -> None
         server.answer(0, "it is broken")
     assert [answers[name].status_code for name in ("quick", "slow")] == [200, 400]
     assert answers["slow"].text.endswith("it is broken")
+    await server.deleted()
     root = server.routes._files._root
     assert root is not None
     assert [each.name for each in root.iterdir()] == [server.asked[1].digest], "copies of what is loaded"
@@ -183,7 +196,58 @@ async def test_hundreds_of_loads_and_unloads_leave_nothing(tmp_path: Path) -> No
         assert (list(router.pool.runtime.wires()), server.routes._loading) == ([], set())
         state = router.adapters._workers["a"]
         assert (state.loaded, state.asked, state.refused) == ({}, {}, {})
+        await server.deleted()
         assert not list(server.routes._files._opened_root().iterdir())
+
+
+async def test_copies_are_deleted_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_adapter(tmp_path / "one")
+    deleting, go_on, delete = asyncio.Event(), threading.Event(), shutil.rmtree
+    loop = asyncio.get_running_loop()
+
+    def slow(path: Any, ignore_errors: bool = False) -> None:
+        if (Path(path) / "adapter_config.json").exists():
+            loop.call_soon_threadsafe(deleting.set)
+            go_on.wait(10)
+        delete(path, ignore_errors)
+
+    async with serving(tmp_path) as server:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.load, "sql")
+            await server.until_asked(1)
+            server.answer(0)
+        monkeypatch.setattr(shutil, "rmtree", slow)
+        await server.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})
+        server.world.router.adapters._check_retired()
+        await deleting.wait()
+        async with anyio.create_task_group() as tasks:  # the same adapter, while its copy is being deleted
+            tasks.start_soon(server.load, "sql")
+            await server.until_asked(2)
+            server.answer(1)
+        go_on.set()
+        await server.deleted()
+        assert (Path(server.asked[1].paths[0]) / "adapter_config.json").exists()
+
+
+async def test_a_load_ends_with_a_worker_whose_link_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_adapter(tmp_path / "one")
+    answers, tried = [], asyncio.Event()
+
+    def full(commands: Any) -> None:
+        tried.set()
+        raise WorkerUnavailable("full")
+
+    async with serving(tmp_path) as server:
+        monkeypatch.setattr(server.worker, "send_nowait", full)
+
+        async def load() -> None:
+            answers.append(await server.load("sql"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(load)
+            await tried.wait()
+            server.worker.die()
+    assert (answers[0].status_code, "no worker of 'tiny' is left" in answers[0].text) == (503, True)
 
 
 async def scraped(server: Server) -> str:

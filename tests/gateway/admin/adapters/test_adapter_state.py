@@ -8,10 +8,23 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.admin.adapters.adapter_state import MAX_KEPT, STATE_FILE, AdapterState, AdapterStateInvalid, KeptAdapter
+from gateway.admin.adapters.adapter_routes import AdapterRoutes
+from gateway.admin.adapters.adapter_state import (
+    LOCK_FILE,
+    MAX_KEPT,
+    MAX_STATE_BYTES,
+    STATE_FILE,
+    AdapterState,
+    AdapterStateInvalid,
+    KeptAdapter,
+)
+from gateway.routing.adapters.registry import MAX_ADAPTER_NAME
+from gateway.routing.model_catalog import CatalogEntry
 from gateway.settings import GatewaySettings, GatewaySettingsError
+from protocol.bounds import MAX_NAME, MAX_PATH
 from tests.gateway.admin.adapters.test_adapter_files import WEIGHTS, make_adapter
 from tests.gateway.admin.adapters.test_adapter_routes import Server, serving
+from tests.gateway.harness.world import World
 
 pytestmark = pytest.mark.anyio
 ENTRY = {"name": "sql", "model": "tiny", "digest": "0" * 32, "path": "/lora/one"}
@@ -41,7 +54,7 @@ async def test_the_next_gateway_has_the_adapters_with_the_same_files(tmp_path: P
         (asked,) = server.asked
         assert (asked.name, asked.number, asked.digest) == (f"two@{digest}", 1, digest)
         assert (Path(asked.paths[0]) / WEIGHTS).read_bytes() == b"three", "as it was when it was loaded"
-        assert sorted(each.name for each in state.iterdir()) == sorted((STATE_FILE, digest, "foreign"))
+        assert sorted(each.name for each in state.iterdir()) == sorted((STATE_FILE, LOCK_FILE, digest, "foreign"))
         server.answer(0)
         assert server.world.router.canonical("two") == "tiny"
         again = await server.load("two", "three")
@@ -67,6 +80,7 @@ async def test_an_adapter_that_no_worker_can_load_again_stays_until_it_is_unload
 async def test_a_worker_with_fewer_places_than_before_refuses_the_rest_and_requests_do_not_wait(tmp_path: Path) -> None:
     state = AdapterState(str(tmp_path / "state"))
     state.write(KeptAdapter(f"a{at}", "tiny", f"{at:032x}", "/lora") for at in range(3))
+    state.close()
     async with serving(tmp_path, lora_state_dir=str(tmp_path / "state")) as server:
         assert [each.name.partition("@")[0] for each in server.asked] == ["a0", "a1"], "it has two places"
         assert [server.world.router.canonical(f"a{at}") for at in range(3)] == ["tiny", "tiny", "a2"]
@@ -121,12 +135,53 @@ async def test_the_most_adapters_are_kept_and_one_more_is_refused(tmp_path: Path
     make_adapter(tmp_path / "one")
     state = AdapterState(str(tmp_path))
     state.write(KeptAdapter(f"a{at}", "other", f"{at:032x}", "/lora") for at in range(MAX_KEPT))
+    state.close()
     async with serving(tmp_path, lora_state_dir=str(tmp_path)) as server:
         refused = await server.load("one more")
         assert (refused.status_code, "`lora_state_dir` has 1024 adapters" in refused.text) == (400, True)
         assert (await server.client.post("/v1/unload_lora_adapter", json={"lora_name": "a0"})).status_code == 200
         await loaded(server, "one more", "one")
     assert AdapterState(str(tmp_path)).has("one more")
+
+
+def test_a_folder_belongs_to_one_server_and_its_successor(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    first = AdapterState(folder)
+    with pytest.raises(AdapterStateInvalid, match=f"lora_state_dir: another server uses {tmp_path}: each one needs"):
+        AdapterState(folder)
+    successor = AdapterState(folder, takes_over=True)
+    first.close()
+    successor.write(())  # it has the folder from here on
+    with pytest.raises(AdapterStateInvalid, match="another server uses"):
+        AdapterState(folder)
+    successor.close()
+    AdapterState(folder).close()
+
+
+async def test_a_kept_adapter_does_not_take_the_name_of_a_model_or_of_its_adapter(tmp_path: Path) -> None:
+    state = AdapterState(str(tmp_path / "state"))
+    for name in ("tiny", "alias", "fixed", "sql"):
+        state.add(KeptAdapter(name, "gone", "0" * 32, "/lora"))
+    state.write(state.adapters)
+    state.close()
+    world = World()
+    world.router.pool.catalog.add(CatalogEntry("away", ("alias",), ("fixed",)))
+    settings = GatewaySettings(lora_dirs=(str(tmp_path),), lora_state_dir=str(tmp_path / "state"))
+    routes = AdapterRoutes(world.router, settings)
+    assert [world.router.canonical(each.name) for each in state.adapters] == ["tiny", "away", "away", "gone"]
+    assert world.router.on_workers("fixed") == "fixed", "not the weights of the kept one"
+    assert routes._state is not None
+    assert len(routes._state.adapters) == 4, "they stay until they are unloaded"
+    routes._state.close()
+
+
+def test_the_largest_file_can_be_read(tmp_path: Path) -> None:
+    state = AdapterState(str(tmp_path))
+    state.write([KeptAdapter('"' * MAX_ADAPTER_NAME, "\1" * MAX_NAME, "0" * 32, "/" + "\1" * (MAX_PATH - 1))])
+    size = (tmp_path / STATE_FILE).stat().st_size
+    state.close()
+    assert size * MAX_KEPT < MAX_STATE_BYTES
+    assert AdapterState(str(tmp_path)).has('"' * MAX_ADAPTER_NAME)
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ pytestmark = pytest.mark.anyio
         ("org/one@" + "r" * 255, "org/one"),
         ("org/one@" + "r" * 256, None),
         ("org/one\n", None),
+        ("org--one/two", None),
+        ("org/one.", None),
+        ("org/one.git", None),
         ("", None),
     ],
 )
@@ -40,7 +43,9 @@ def test_a_hub_id_is_a_repository_and_perhaps_a_revision(text: str, repository: 
     assert repository_of(text) == repository
 
 
-@pytest.mark.parametrize("pattern", ["org", "org/*/x", "*/one", "org/o*", "../*", "org/one@v1", "", "o" * 95 + "/*"])
+@pytest.mark.parametrize(
+    "pattern", ["org", "a--b/*", "org/*/x", "*/one", "org/o*", "../*", "org/one@v1", "", "o" * 95 + "/*"]
+)
 def test_other_patterns_are_refused_by_the_setting(pattern: str) -> None:
     with pytest.raises(GatewaySettingsError, match=r"allow_lora_repos: .* is not ORG/NAME, ORG/\* or \*"):
         GatewaySettings(allow_lora_repos=(pattern,))

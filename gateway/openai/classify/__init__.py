@@ -1,0 +1,1 @@
+"""`/v1/classify`: the probabilities of the labels of a text."""
