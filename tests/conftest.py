@@ -20,6 +20,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.further_cases import FURTHER_CASES
 from workers.host.topology import usable_cores
 from workers.prefix_store import directory as prefix_directory
 
@@ -72,14 +73,29 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests with the marker `exhaustive` out of the whole suite, unless the environment wants all."""
+    """Leave tests with the marker `exhaustive`, and further cases, out of the whole suite unless the environment wants
+    all."""
+    unknown = _mark_further_cases(items)
     workerinput: Mapping[str, Any] | None = getattr(config, "workerinput", None)
     whole = _runs_whole_suite(config) if workerinput is None else workerinput["whole_suite"]
+    if whole and unknown:
+        raise pytest.UsageError(f"tests/further_cases.py names tests that there are not: {sorted(unknown)}")
     if not whole or os.environ.get(EXHAUSTIVE) == "1":
         return
     left_out = [item for item in items if item.get_closest_marker("exhaustive")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
+def _mark_further_cases(items: list[pytest.Item]) -> set[str]:
+    """Mark `FURTHER_CASES` as exhaustive, and return those of them that no item is."""
+    left = {f"tests/{file}::{name}" for file, names in FURTHER_CASES.items() for name in names}
+    named = frozenset(left)
+    for item in items:
+        if found := {item.nodeid, item.nodeid.partition("[")[0]} & named:
+            item.add_marker("exhaustive")
+            left -= found
+    return left
 
 
 def _runs_whole_suite(config: pytest.Config) -> bool:
