@@ -26,9 +26,9 @@ the work takes some milliseconds."""
 MULTIPLE = 8
 """Patches of a call are a multiple of this."""
 MOST_PATCHES = 1 << 16
-"""The most patches of an image, where memory of keys and values costs nothing until it is written."""
+"""The most patches of an image. Memory of keys and values costs nothing until it is written."""
 PLAIN_PATCHES = 1 << 12
-"""The same on devices that attend to the whole capacity."""
+"""The most patches that attend to each other on devices that attend to the whole capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,22 @@ class TowerGraphs:
         return max(1, BLOCK // step) * step
 
     @property
-    def max_patches(self) -> int:
-        """The most patches of an image."""
+    def capacity(self) -> int:
+        """The most patches that attend to each other."""
         return MOST_PATCHES if isinstance(self.ops, TiledOps) else PLAIN_PATCHES
+
+    @property
+    def max_patches(self) -> int:
+        """The most patches of an image. One whose tiles attend to themselves alone is computed in runs of tiles."""
+        rows, columns = self.config.table or (0, 0)
+        return MOST_PATCHES if self.config.tiles and rows * columns <= self.capacity else self.capacity
 
     @property
     def attention(self) -> TiledAttention | PlainAttention:
         """The attention of a layer."""
         if isinstance(self.ops, TiledOps):
-            return TiledAttention(self.layout, self.ops, self.block, self.max_patches)
-        return PlainAttention(self.layout, self.ops, self.block, self.max_patches)
+            return TiledAttention(self.layout, self.ops, self.block, self.capacity)
+        return PlainAttention(self.layout, self.ops, self.block, self.capacity)
 
     def weights_of(self, parameter: TowerParameter) -> tuple[Shape, str]:
         """Return shape and type of a parameter as graphs take it."""
