@@ -240,7 +240,7 @@ def check_images(request: EngineRequest, images: PromptImages, max_patches: int,
             raise _invalid(image.field, "the prompt does not have the rows of the image in their place")
         if (patches := image.held.patches[image.part]) > max_patches:
             raise _invalid(
-                image.field, f"an image of {patches} patches, the model takes {max_patches}: make it smaller"
+                image.field, f"an image of {patches} patches, the model takes {max_patches} on its device: make it smaller"
             )
         if longest is not None and len(image.numbers) > longest:
             text = f"an image of {len(image.numbers)} tokens, which are computed together: {longest} are at most"
