@@ -84,7 +84,7 @@ class IreeVision:
         if windowed and image.windows is None:
             raise ValueError("windows: the tower has layers that attend within them")
         positions.check(config, image)
-        return _Encoding(self, image, image.runs(self.graphs.capacity) if config.tiles else [image])
+        return _Encoding(self, image, image.runs(self.graphs.capacities[-1]) if config.tiles else [image])
 
     def memory(self) -> dict[str, int]:
         return {"vision_weights": self.nbytes, "vision_buffers": self._open}
@@ -108,9 +108,9 @@ class IreeVision:
         found: Floats = self._device.download(view)
         return found
 
-    def cache(self) -> DeviceBuffer:
+    def cache(self, capacity: int) -> DeviceBuffer:
         """Allocate the keys and values of an image's patches in one layer."""
-        return self._device.zeros(self.graphs.attention.cache, self.graphs.ops.dtype)
+        return self._device.zeros(self.graphs.attention(capacity).cache, self.graphs.ops.dtype)
 
     def hold(self, nbytes: int) -> None:
         """Count memory of a computation; negative when it is released."""
@@ -201,7 +201,9 @@ class _Run:
     def _through_layers(self, rows: Views) -> Iterator[None]:
         """Replace blocks of rows by those after the last layer."""
         tower, config = self._tower, self._tower.config
-        cache = tower.cache()  # the host's memory, which the view does not keep
+        capacity = next(each for each in tower.graphs.capacities if each >= len(self._image.values))
+        keys, finish = tower.graphs.of_layer(capacity)
+        cache = tower.cache(capacity)  # the host's memory, which the view does not keep
         kv, angles = cache.view, [self._turned(start) for start in self._starts]
         places = [
             tower.upload(np.arange(start, start + tower.graphs.block, dtype=np.int32)[None]) for start in self._starts
@@ -210,11 +212,11 @@ class _Run:
         for layer in range(config.layers):
             queries: Views = []
             for x, turned, place in zip(rows, angles, places, strict=True):
-                queries.append(tower.call("keys", x, *turned, place, kv, *tower.keys[layer])[0])
+                queries.append(tower.call(keys, x, *turned, place, kv, *tower.keys[layer])[0])
                 yield
             ranges = full if config.full_layers is None or layer in config.full_layers else windowed
             for number, seen in enumerate(ranges):
-                (rows[number],) = tower.call("layer", rows[number], queries[number], kv, seen, *tower.layers[layer])
+                (rows[number],) = tower.call(finish, rows[number], queries[number], kv, seen, *tower.layers[layer])
                 yield
             for tap in (number for number, each in enumerate(config.taps) if each == layer):
                 yield from self._merged("tap", rows, tower.taps[tap], 1 + tap)

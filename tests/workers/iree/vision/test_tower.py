@@ -222,10 +222,10 @@ def test_rows_are_those_of_numpy(name: str, dtype: str, plain: bool, device: Dev
 def test_tiles_are_computed_in_runs_where_devices_attend_to_the_whole_capacity(
     device: Device, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.iree.build.tower_graphs.PLAIN_PATCHES", 128)
+    monkeypatch.setattr("workers.iree.build.tower_graphs.PLAIN_PATCHES", (128, 512))
     vision, windowed = tower(device, cache_dir, TILED, "float32", plain=True), replace(TILED, full_layers=None)
-    assert (vision.graphs.capacity, vision.max_patches) == (128, 65536)
-    assert replace(vision.graphs, config=windowed).max_patches == 128
+    assert (vision.graphs.capacities, vision.max_patches) == ((128,), 65536)
+    assert replace(vision.graphs, config=windowed).max_patches == 512
     assert replace(vision.graphs, config=replace(TILED, table=(12, 11))).max_patches == 128, "one tile is too large"
     image = random_image(TILED, 30, 10, windows=True)
     expected = NumpyTower(TILED, random_parameters(TILED)).rows(image)
@@ -242,6 +242,24 @@ def test_tiles_are_computed_in_runs_where_devices_attend_to_the_whole_capacity(
     whole = replace(image, windows=np.zeros(len(image.values), np.int32))
     with pytest.raises(ValueError, match="windows: one has 300 patches, the tower takes 128"):
         vision.begin(whole)
+    vision.close()
+
+
+@pytest.mark.exhaustive
+def test_a_large_image_has_graphs_of_its_own_where_devices_attend_to_the_whole_capacity(
+    device: Device, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.iree.build.tower_graphs.PLAIN_PATCHES", (128, 256))
+    vision = tower(device, cache_dir, QWEN3, "float32", plain=True)
+    assert [name for name in vision.graphs.names if "256" in name] == ["tower_keys_256", "tower_layer_256"]
+    assert vision.max_patches == 256
+    for rows in (4, 5, 8):  # 128, 160 and 256 patches
+        image = random_image(QWEN3, rows, 8)
+        expected = NumpyTower(QWEN3, random_parameters(QWEN3)).rows(image)
+        found = finish(vision.begin(image))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    with pytest.raises(ValueError, match="patches: 288, the tower takes 1 to 256"):
+        vision.begin(random_image(QWEN3, 9, 8))
     vision.close()
 
 
