@@ -60,9 +60,7 @@ class ImageProcessor:
         self._digest = f"{digest} {__version__}".encode()
 
     @classmethod
-    def of(
-        cls, checkpoint: Path, mmproj: str = MMPROJ_AUTO, max_patches: int | None = None
-    ) -> "ImageProcessor | None":
+    def of(cls, checkpoint: Path, mmproj: str = MMPROJ_AUTO, max_patches: int | None = None) -> "ImageProcessor | None":
         """Read the preprocessing of a checkpoint. None for one without a vision tower that is supported
         (`workers.vision.tower.no_images` says why). `mmproj` as in `find_tower`, `max_patches` as in `VisionEncoder`.
 

@@ -148,7 +148,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "taps": ({"clip.vision.is_deepstack_layers": [True, False, False]}, r"has 1 layers, and .*n_deepstack_layers"),
     "many": ({"clip.vision.is_deepstack_layers": [True] * 4}, r"is not true or false for each of 3 layers"),
     "windows": ({"clip.vision.wa_layer_indexes": [0, 2]}, r"clip\.vision\.wa_layer_indexes: \[0, 2\] is not supported"),
-    "gate": ({"clip.has_gate": True}, r"clip\.has_gate: True is not supported with a projector of type 'qwen3vl_merger'"),
+    "gate": ({"clip.has_gate": True}, r"clip\.has_gate: True is not supported with a projector of type 'qwen3vl"),
     "tiles": ({"clip.vision.mm_patch_merge_type": "unpad"}, r"mm_patch_merge_type: 'unpad' is not supported"),
     "norm": ({"clip.vision.attention.layer_norm_epsilon": 1e-5}, r"layer_norm_epsilon: is .*, towers of .* with 1e-06"),
     "two types": ({"clip.vision.projector_type": "lfm2"}, r"is 'lfm2', and clip\.projector_type 'qwen3vl_merger'"),

@@ -87,7 +87,8 @@ class ImagePrompts:
         recent_bytes: int = RECENT_BYTES,
     ) -> None:
         """Without a `source` images are refused. An image of more patches than the tower takes, or whose rows cannot
-        fit into `context` tokens, is refused before it is decoded. The patches of the last images are kept, up to `recent_bytes`."""
+        fit into `context` tokens, is refused before it is decoded. The patches of the last images are kept, up to
+        `recent_bytes`."""
         self._source = source
         self._context = context
         self._memory = memory or PatchMemory()
