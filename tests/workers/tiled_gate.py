@@ -89,9 +89,9 @@ def run_tiled_gate(runner: Runner, path: Path, another: Callable[[], Runner]) ->
     assert alone[0] != alone[1], "the images matter"
     parts = _parts(runner, prompts)
     assert parts > 3
-    for cut in (1, parts // 2, parts - 1):
-        _cancel(runner, prompts, cut, alone)
-        _fail(runner, prompts, cut, alone)
+    for part in (1, parts // 2, parts - 1):
+        _cancel(runner, prompts, part, alone)
+        _fail(runner, prompts, part, alone)
     _die(runner, another(), prompts, parts // 2, alone)
     _batch(runner, prompts, alone)
     return parts
@@ -110,32 +110,32 @@ def _parts(runner: Runner, prompts: TiledPrompts) -> int:
     return total
 
 
-def _cancel(runner: Runner, prompts: TiledPrompts, cut: int, alone: dict[int | None, list[int]]) -> None:
+def _cancel(runner: Runner, prompts: TiledPrompts, part: int, alone: dict[int | None, list[int]]) -> None:
     """Cancel a request after so many parts of its image; another one waits for the same image, and one has none."""
     for others in ((None,), (0, None)):
         served = Served(runner).submit(prompts.about(1, 0))
-        for _ in range(cut):
+        for _ in range(part):
             served.step()
         served.submit(*(prompts.about(2 + number, kind) for number, kind in enumerate(others)))
         assert served.engine.cancel(1) is not None
         served.run()
         assert served.tokens[1] == []
         for number, kind in enumerate(others):
-            assert served.tokens[2 + number] == alone[kind], (cut, kind)
-        assert served.submit(prompts.about(9, 0)).run().tokens[9] == alone[0], cut
+            assert served.tokens[2 + number] == alone[kind], (part, kind)
+        assert served.submit(prompts.about(9, 0)).run().tokens[9] == alone[0], part
         assert runner.vision is not None
         assert runner.vision.memory()["vision_buffers"] == 0
 
 
-def _fail(runner: Runner, prompts: TiledPrompts, cut: int, alone: dict[int | None, list[int]]) -> None:
+def _fail(runner: Runner, prompts: TiledPrompts, part: int, alone: dict[int | None, list[int]]) -> None:
     """A part raises: the request fails, and the next one is computed as ever."""
-    served = Served(runner, FaultyRunner(runner, [Fault("raise", cut)])).submit(prompts.about(1, 0)).run()
-    assert served.failed == [1], cut
+    served = Served(runner, FaultyRunner(runner, [Fault("raise", part)])).submit(prompts.about(1, 0)).run()
+    assert served.failed == [1], part
     assert served.submit(prompts.about(2, 0), prompts.about(3, None)).run().tokens[2] == alone[0]
     assert served.tokens[3] == alone[None]
 
 
-def _die(runner: Runner, other: Runner, prompts: TiledPrompts, cut: int, alone: dict[int | None, list[int]]) -> None:
+def _die(runner: Runner, other: Runner, prompts: TiledPrompts, part: int, alone: dict[int | None, list[int]]) -> None:
     """A worker dies within an image, before the answer began and again when half of it was there: another one takes the
     request up."""
 
@@ -144,7 +144,7 @@ def _die(runner: Runner, other: Runner, prompts: TiledPrompts, cut: int, alone: 
 
     acts: dict[str, Any] = {"kill": die}
     for given in ((), tuple(alone[0][: COUNT // 2])):
-        dying = Served(runner, FaultyRunner(runner, [Fault("kill", cut)], acts)).submit(prompts.about(1, 0, given))
+        dying = Served(runner, FaultyRunner(runner, [Fault("kill", part)], acts)).submit(prompts.about(1, 0, given))
         try:
             dying.run()
         except WorkerDied:

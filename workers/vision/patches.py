@@ -64,13 +64,13 @@ class ImagePatches:
         if self.windows is None or len(self.values) <= most:
             return [self]
         edges = [*np.flatnonzero(np.diff(self.windows, prepend=self.windows[0] - 1)).tolist(), len(self.values)]
-        cuts = [0]
+        begins = [0]
         for begin, end in pairwise(edges):
             if end - begin > most:
                 raise ValueError(f"windows: one has {end - begin} patches, the tower takes {most}")
-            if end - cuts[-1] > most:
-                cuts.append(begin)
-        return [self._part(slice(begin, end)) for begin, end in pairwise([*cuts, len(self.values)])]
+            if end - begins[-1] > most:
+                begins.append(begin)
+        return [self._part(slice(begin, end)) for begin, end in pairwise([*begins, len(self.values)])]
 
     def _part(self, rows: slice) -> "ImagePatches":
         windows = None if self.windows is None else self.windows[rows]

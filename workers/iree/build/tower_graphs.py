@@ -28,7 +28,7 @@ MULTIPLE = 8
 MOST_PATCHES = 1 << 16
 """The most patches of an image. Memory of keys and values costs nothing until it is written."""
 PLAIN_PATCHES = (1 << 12, 1 << 14)
-"""Capacities of devices that attend to the whole of one: an image has the graphs of the least that has room."""
+"""Capacities of devices that attend to the whole of one: an image has the graphs of the smallest with room for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,10 +174,10 @@ class _Encoding:
     def _compute(self) -> Iterator[None]:
         """Compute the image, one call after each `next`."""
         for image in self._runs:
-            yield from _Run(self._tower, image, self._tokens).compute()
+            yield from _PatchRun(self._tower, image, self._tokens).compute()
 
 
-class _Run:
+class _PatchRun:
     """Patches that attend to no others: those of an image, or of some of its tiles."""
 
     def __init__(self, tower: IreeVision, image: ImagePatches, tokens: Sequence[list[Floats]]) -> None:
