@@ -66,7 +66,10 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     with LocalModel.open(spec) as model, serving(words) as process:
         yield Served(backend, url_of(read_until(process, "ready")), model)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        _, logged = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "worker_exited" in logged
+        assert "worker_output" not in logged, "a worker wrote what is no log line, such as objects that are never freed"
 
 
 def bodies(count: int) -> list[dict[str, Any]]:

@@ -90,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say = log.info if outcome.reason is ByeReason.STOPPED else log.error
         say("engine_stuck", reason=outcome.reason.value)
         _exit_now(outcome.exit_code)
+    gc.unfreeze()  # what is never collected, nanobind reports as leaks when the interpreter ends
     return outcome.exit_code
 
 

@@ -59,8 +59,10 @@ class ParentWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """The process ends by itself: there is nothing left to kill."""
+        """The process ends by itself: there is nothing left to kill. What is called is released, which the thread would
+        keep for as long as the parent lives."""
         self._ended.set()
+        self._on_gone = self._kill = _nothing
 
     def _run(self) -> None:
         try:
@@ -75,6 +77,10 @@ class ParentWatch:
         finally:
             if not self._ended.wait(self._grace_s):
                 self._kill()
+
+
+def _nothing() -> None:
+    pass
 
 
 def tied(command: Sequence[str], *, background: bool = False) -> list[str]:

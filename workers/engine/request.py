@@ -239,9 +239,8 @@ def check_images(request: EngineRequest, images: PromptImages, max_patches: int,
         if not placed or tuple(request.prompt[place] for place in image.places) != image.numbers:
             raise _invalid(image.field, "the prompt does not have the rows of the image in their place")
         if (patches := image.held.patches[image.part]) > max_patches:
-            raise _invalid(
-                image.field, f"an image of {patches} patches, the model takes {max_patches}: make it smaller"
-            )
+            text = f"an image of {patches} patches, the model takes {max_patches} on its device: make it smaller"
+            raise _invalid(image.field, text)
         if longest is not None and len(image.numbers) > longest:
             text = f"an image of {len(image.numbers)} tokens, which are computed together: {longest} are at most"
             raise RequestRefused(ErrorCode.UNSUPPORTED, text, image.field)

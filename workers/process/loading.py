@@ -321,7 +321,7 @@ def image_source(spec: WorkerSpec, vision: VisionEncoder) -> ImageSource:
         return ScriptedImageProcessor()
     from workers.vision.processor import ImageProcessor
 
-    if (processor := ImageProcessor.of(Path(spec.model_path), spec.mmproj)) is None:
+    if (processor := ImageProcessor.of(Path(spec.model_path), spec.mmproj, vision.max_patches)) is None:
         raise LoadRefused(f"vision: {spec.model_name} has no preprocessing of images: serve it with --no-vision")
     return processor
 

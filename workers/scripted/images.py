@@ -50,6 +50,7 @@ class ScriptedImageProcessor:
 
     placeholder = PLACEHOLDER
     image_token = IMAGE_TOKEN
+    max_patches: int | None = MAX_PATCHES
 
     def __init__(self, *, mrope: bool = True) -> None:
         self.config = _config(mrope=mrope)

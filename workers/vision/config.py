@@ -151,6 +151,11 @@ class VisionConfig:
     """The angles of the three alternate (Qwen3-VL, Qwen3.5), or lie one after the other (Qwen2-VL, Qwen2.5-VL)."""
 
     @property
+    def tiles(self) -> bool:
+        """An image consists of tiles that attend to themselves alone: the windows of all layers."""
+        return self.full_layers is not None and not self.full_layers
+
+    @property
     def width(self) -> int:
         """Numbers of a row of embeddings: see `VisionEncoder.width`."""
         return self.output * (1 + len(self.taps))

@@ -114,7 +114,11 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 def _rgb(picture: Pillow.Image) -> Pillow.Image:
     """Convert a picture to RGB."""
     if picture.mode in _16_BITS:
-        return Pillow.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+        values = np.asarray(picture)
+        grey = (values >> 8).clip(0, 255).astype(np.uint8)
+        if (clear := picture.info.get("transparency")) is not None:
+            grey[values == clear] = 255
+        return Pillow.fromarray(grey).convert("RGB")
     if "A" not in picture.getbands() and picture.info.get("transparency") is None:
         return picture if picture.mode == "RGB" else picture.convert("RGB")
     out = Pillow.new("RGB", picture.size)

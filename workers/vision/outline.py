@@ -23,6 +23,11 @@ class ImageOutline:
         return self.groups or self.rows
 
     @property
+    def largest(self) -> int:
+        """The groups of patches of the largest part."""
+        return self.groups or max(map(len, self.parts))
+
+    @property
     def rows(self) -> int:
         """The rows of all parts."""
         return sum(map(len, self.parts))

@@ -1,7 +1,8 @@
 """The input of a vision tower, as preprocessing makes it of an image."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,29 @@ class ImagePatches:
         if self.packing is None:
             return groups == self.count
         return len(self.packing.sources) == self.count and int(self.packing.sources.max(initial=0)) <= groups
+
+    def runs(self, most: int) -> list["ImagePatches"]:
+        """Divide an image whose windows attend to themselves alone into runs of whole windows, of up to `most` patches
+        each, in order. They have the patches of the image, and nothing of its tokens.
+
+        Raises `ValueError` for a window of more patches.
+        """
+        if self.windows is None or len(self.values) <= most:
+            return [self]
+        edges = [*np.flatnonzero(np.diff(self.windows, prepend=self.windows[0] - 1)).tolist(), len(self.values)]
+        begins = [0]
+        for begin, end in pairwise(edges):
+            if end - begin > most:
+                raise ValueError(f"windows: one has {end - begin} patches, the tower takes {most}")
+            if end - begins[-1] > most:
+                begins.append(begin)
+        return [self._part(slice(begin, end)) for begin, end in pairwise([*begins, len(self.values)])]
+
+    def _part(self, rows: slice) -> "ImagePatches":
+        windows = None if self.windows is None else self.windows[rows]
+        return replace(
+            self, values=self.values[rows], places=self.places[rows], windows=windows, order=None, packing=None
+        )
 
     @property
     def offsets(self) -> Sequence[int]:

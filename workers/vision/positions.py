@@ -34,6 +34,14 @@ def added(config: VisionConfig, parameters: Mapping[str, NDArray[Any]], patches:
     return np.concatenate([places, table[:1] + np.asarray(parameters[EXTRA], np.float32)])
 
 
+def check(config: VisionConfig, patches: ImagePatches) -> None:
+    """Raise `ValueError` for a place outside of a table that is not resampled."""
+    if config.table is None or config.table_kind not in ("fixed", "axes"):
+        return
+    if patches.grid[0] > config.table[0] or patches.grid[1] > config.table[1]:
+        raise ValueError(f"an image of {patches.grid} patches is larger than the table of {config.table} positions")
+
+
 def values(config: VisionConfig, patches: ImagePatches) -> Floats:
     """Return the numbers of patches as a tower computes them, float32 [rows, patch_values]: with zeros for the row that
     is no patch."""
@@ -57,8 +65,7 @@ def _placed(config: VisionConfig, table: Floats, patches: ImagePatches) -> Float
         vertical, horizontal = (_resampling(side, size) for side, size in zip(config.table, patches.grid, strict=True))
         resized = np.einsum("rh,hwd->rwd", vertical, np.einsum("cw,hwd->hcd", horizontal, square))
         return np.ascontiguousarray(resized[rows, columns], np.float32)
-    if patches.grid[0] > height or patches.grid[1] > width:
-        raise ValueError(f"an image of {patches.grid} patches is larger than the table of {config.table} positions")
+    check(config, patches)
     found: Floats = table[rows * width + columns] if table.ndim == 2 else table[0][rows] + table[1][columns]
     return found
 

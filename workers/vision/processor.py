@@ -1,12 +1,14 @@
 """The preprocessing of one checkpoint's images: from files to patches, and the text that stands for them in prompts."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
+from PIL import Image as Pillow
 
 from baton_serve import __version__
 from protocol.request import Image, ImageDetail
@@ -45,32 +47,37 @@ class PreparedImage:
 class ImageProcessor:
     """The preprocessing of one checkpoint. Immutable, so that threads may share it; holds no device."""
 
-    def __init__(self, config: VisionConfig, preparer: Preparer, image_token: int, digest: str) -> None:
-        """`digest` is the checkpoint's, `image_token` the id of the token that stands for a row."""
+    def __init__(
+        self, config: VisionConfig, preparer: Preparer, image_token: int, digest: str, max_patches: int | None = None
+    ) -> None:
+        """`digest` is the checkpoint's, `image_token` the id of the token that stands for a row. `max_patches` as in
+        `VisionEncoder`."""
         self.config = config
+        self.max_patches = max_patches
         self.image_token = image_token
         self._preparer = preparer
         # Another version may prepare, place or compute an image otherwise, and the prefix tier outlives it.
         self._digest = f"{digest} {__version__}".encode()
 
     @classmethod
-    def of(cls, checkpoint: Path, mmproj: str = MMPROJ_AUTO) -> "ImageProcessor | None":
+    def of(cls, checkpoint: Path, mmproj: str = MMPROJ_AUTO, max_patches: int | None = None) -> "ImageProcessor | None":
         """Read the preprocessing of a checkpoint. None for one without a vision tower that is supported
-        (`workers.vision.tower.no_images` says why). `mmproj` as in `find_tower`.
+        (`workers.vision.tower.no_images` says why). `mmproj` as in `find_tower`, `max_patches` as in `VisionEncoder`.
 
         Raises `CheckpointError` for settings that are not supported, which names the file and the field.
         """
         tower = find_tower(checkpoint, mmproj)
-        return None if tower is None else cls.of_tower(tower)
+        return None if tower is None else cls.of_tower(tower, max_patches)
 
     @classmethod
-    def of_tower(cls, tower: VisionTower) -> "ImageProcessor":
+    def of_tower(cls, tower: VisionTower, max_patches: int | None = None) -> "ImageProcessor":
         """Read the preprocessing of a checkpoint with a tower. Raises `CheckpointError`."""
         path, projector = tower.path, tower.projector
         preprocessor = _preprocessor(path) if projector is None else projector.preprocessor
         settings = PreparationSettings(preprocessor, tower.fields, tower.config, _added_tokens(path))
         digests = [config_digest(each) for each in (path, *([] if projector is None else [projector.file.path]))]
-        return cls(tower.config, tower.family.prepare(settings), settings.image_id(), " ".join(digests))
+        preparer = tower.family.prepare(settings)
+        return cls(tower.config, preparer, settings.image_id(), " ".join(digests), max_patches)
 
     @property
     def placeholder(self) -> str:
@@ -106,28 +113,35 @@ class ImageProcessor:
 
     def prepare(self, image: Image) -> PreparedImage:
         """Decode and preprocess an image. Raises `ImageRefused` for a file that is broken or over a bound."""
-        preparer = self._preparer
         picture = decode(image)
-        plan = preparer.plan(*picture.size, image.detail)
-        parts = []
-        for tile in preparer.tiles(picture, plan):
-            # Of the pixels, not the file: the same image in another file has the same rows.
-            digest = hashlib.blake2b(self._digest, digest_size=16)
-            digest.update(f"{tile.width}x{tile.height} {self.config.family}".encode())
-            digest.update(tile.tobytes())
-            parts.append(preparer.layout.split(tile, preparer.values, digest.digest()))
+        plan = self._preparer.plan(*picture.size, image.detail)
+        parts = (self._split(tile) for tile in self._preparer.tiles(picture, plan))
         return PreparedImage(plan.text, tuple(parts) if plan.packed is None else (self._joined(plan.packed, parts),))
 
-    def _joined(self, grid: TileGrid, tiles: list[ImagePatches]) -> ImagePatches:
-        """Return the tiles as one part, in which each of them attends to itself alone."""
+    def _split(self, tile: Pillow.Image) -> ImagePatches:
+        # The key is of the pixels, not the file: the same image in another file has the same rows.
+        digest = hashlib.blake2b(self._digest, digest_size=16)
+        digest.update(f"{tile.width}x{tile.height} {self.config.family}".encode())
+        digest.update(tile.tobytes())
+        return self._preparer.layout.split(tile, self._preparer.values, digest.digest())
+
+    def _joined(self, grid: TileGrid, tiles: Iterator[ImagePatches]) -> ImagePatches:
+        """Return the tiles as one part, in which each of them attends to itself alone. No two of them are held besides:
+        all together may take 100 MB."""
         key = hashlib.blake2b(self._digest, digest_size=16)
-        key.update(repr(grid).encode() + b"".join(tile.key for tile in tiles))
+        key.update(repr(grid).encode())
+        first = next(tiles)
+        patches = len(first.values)
+        values = np.empty((grid.tiles, *first.values.shape), np.float32)
+        for mine, tile in zip(values, chain((first,), tiles), strict=True):
+            mine[:] = tile.values
+            key.update(tile.key)
         return ImagePatches(
-            np.concatenate([tile.values for tile in tiles]),
-            tiles[0].grid,
-            np.concatenate([tile.places for tile in tiles]),
+            values.reshape(-1, values.shape[-1]),
+            first.grid,
+            np.tile(first.places, (grid.tiles, 1)),
             key.digest(),
-            windows=np.repeat(np.arange(len(tiles), dtype=np.int32), len(tiles[0].values)),
+            windows=np.repeat(np.arange(grid.tiles, dtype=np.int32), patches),
             tokens=(1, grid.count),
             packing=grid.packing(),
         )

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,17 @@ def test_after_the_end_nobody_is_called(pipe: tuple[int, int]) -> None:
     os.close(pipe[1])
     watch._thread.join(PATIENCE_S)
     assert not called.is_set()
+
+
+def test_after_the_end_the_waiting_thread_keeps_nothing_of_the_process(pipe: tuple[int, int]) -> None:
+    called = threading.Event()
+    kept = weakref.ref(called)
+    watch = ParentWatch(called.set, kill=called.set, descriptor=pipe[0])
+    watch.start()
+    watch.end()
+    del called
+    assert kept() is None
+    assert watch._thread.is_alive()
 
 
 def test_a_descriptor_that_is_closed_is_a_parent_that_is_gone(pipe: tuple[int, int]) -> None:

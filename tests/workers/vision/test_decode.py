@@ -64,6 +64,8 @@ def test_16_bits_keep_their_high_byte() -> None:
     values = np.arange(0, 65536, 4369, dtype=np.uint16).reshape(4, 4)
     decoded = decode(as_file(Pillow.fromarray(values)))
     np.testing.assert_array_equal(np.asarray(decoded)[..., 0], values >> 8)
+    clear = decode(as_file(Pillow.fromarray(values), transparency=4369))
+    assert [clear.getpixel((at, 0)) for at in (0, 1, 2)] == [(0, 0, 0), (255, 255, 255), (34, 34, 34)]
 
 
 def test_the_first_frame_of_an_animation() -> None:

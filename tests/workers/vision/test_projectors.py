@@ -118,6 +118,20 @@ def test_matrices_have_the_values_of_their_type(kind: Type, checkpoint: Path, mo
     np.testing.assert_array_equal(parameters[name].astype(np.float32), expected)
 
 
+def test_keys_that_change_nothing_are_accepted(checkpoint: Path, model: Path) -> None:
+    keys = {
+        "clip.has_text_encoder": False,
+        "clip.has_llava_projector": True,
+        "clip.audio.block_count": 3,
+        "clip.vision.projector_type": "qwen3vl_merger",
+        "clip.vision.mm_patch_merge_type": "flat",
+        "clip.vision.image_grid_pinpoints": [],
+        "clip.vision.window_size": 0,
+    }
+    make_projector(checkpoint, model.with_name("mmproj-model.gguf"), metadata=keys)
+    assert tower_of(model).config == tower_of(checkpoint).config
+
+
 def test_swapped_names_of_early_converters_are_read(checkpoint: Path, model: Path) -> None:
     file = model.with_name("mmproj-model.gguf")
     make_projector(checkpoint, file, renamed={"ffn_up": "ffn_down", "ffn_down": "ffn_up"})
@@ -133,6 +147,11 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "sound": ({"clip.has_vision_encoder": False}, r"has_vision_encoder: is false: the projector takes no images"),
     "taps": ({"clip.vision.is_deepstack_layers": [True, False, False]}, r"has 1 layers, and .*n_deepstack_layers"),
     "many": ({"clip.vision.is_deepstack_layers": [True] * 4}, r"is not true or false for each of 3 layers"),
+    "windows": ({"clip.vision.wa_layer_indexes": [0, 2]}, r"clip\.vision\.wa_layer_indexes: \[0, 2\] is not supported"),
+    "gate": ({"clip.has_gate": True}, r"clip\.has_gate: True is not supported with a projector of type 'qwen3vl"),
+    "tiles": ({"clip.vision.mm_patch_merge_type": "unpad"}, r"mm_patch_merge_type: 'unpad' is not supported"),
+    "norm": ({"clip.vision.attention.layer_norm_epsilon": 1e-5}, r"layer_norm_epsilon: is .*, towers of .* with 1e-06"),
+    "two types": ({"clip.vision.projector_type": "lfm2"}, r"is 'lfm2', and clip\.projector_type 'qwen3vl_merger'"),
     "architecture": ({"general.architecture": "llama"}, r"'llama' is no projector of images, whose files have 'clip'"),
 }
 

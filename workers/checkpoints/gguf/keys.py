@@ -1,5 +1,6 @@
 """Typed access to the metadata of a model, which names the key in every error and knows which keys were read."""
 
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from workers.checkpoints.architectures.fields import MAX_NUMBER, MAX_SIZE, brief
@@ -101,15 +102,21 @@ class Keys:
 
     def refuse_others(self) -> None:
         """Raise `CheckpointError` for a key that was not read and may change the mathematics."""
+        for name, value in self.others(WITHOUT_EFFECT, NEUTRAL):
+            raise self.error(name, f"{brief(value)} is not supported for this architecture")
+
+    def others(self, without_effect: Collection[str], neutral: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Iterate over the keys that were not read, and their values, but for those that change nothing: the keys
+        `without_effect`, and values of 0, false, empty, -1, or those of `neutral`."""
         prefix = f"{self.architecture}."
         for key, value in self.model.metadata.items():
             name = key.removeprefix(prefix)
-            if name == key or name in self._read or name in WITHOUT_EFFECT:
+            if name == key or name in self._read or name in without_effect:
                 continue
             if (
                 value in (0, False, "", -1)
-                or value == NEUTRAL.get(name)
+                or value == neutral.get(name)
                 or (isinstance(value, list) and not any(value))
             ):
                 continue
-            raise self.error(name, f"{brief(value)} is not supported for this architecture")
+            yield name, value

@@ -26,9 +26,9 @@ the work takes some milliseconds."""
 MULTIPLE = 8
 """Patches of a call are a multiple of this."""
 MOST_PATCHES = 1 << 16
-"""The most patches of an image, where memory of keys and values costs nothing until it is written."""
-PLAIN_PATCHES = 1 << 12
-"""The same on devices that attend to the whole capacity."""
+"""The most patches of an image. Memory of keys and values costs nothing until it is written."""
+PLAIN_PATCHES = (1 << 12, 1 << 14)
+"""Capacities of devices that attend to the whole of one: an image has the graphs of the smallest with room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TowerGraphs:
     def names(self) -> tuple[str, ...]:
         """The graphs, all in one module."""
         taps = (f"{TOWER}_tap",) if self.config.taps else ()
-        layers = (f"{TOWER}_keys", f"{TOWER}_layer") if self.config.layers else ()
+        layers = [f"{TOWER}_{name}" for capacity in self._attended for name in self.of_layer(capacity)]
         return (f"{TOWER}_embed", *layers, f"{TOWER}_merge", *taps)
 
     @property
@@ -65,16 +65,32 @@ class TowerGraphs:
         return max(1, BLOCK // step) * step
 
     @property
-    def max_patches(self) -> int:
-        """The most patches of an image."""
-        return MOST_PATCHES if isinstance(self.ops, TiledOps) else PLAIN_PATCHES
+    def capacities(self) -> tuple[int, ...]:
+        """The numbers of patches that may attend to each other, in rising order. Tiles that attend to themselves alone
+        are computed in runs of the least."""
+        if isinstance(self.ops, TiledOps):
+            return (MOST_PATCHES,)
+        return PLAIN_PATCHES[:1] if self.config.tiles else PLAIN_PATCHES
 
     @property
-    def attention(self) -> TiledAttention | PlainAttention:
-        """The attention of a layer."""
-        if isinstance(self.ops, TiledOps):
-            return TiledAttention(self.layout, self.ops, self.block, self.max_patches)
-        return PlainAttention(self.layout, self.ops, self.block, self.max_patches)
+    def max_patches(self) -> int:
+        """The most patches of an image."""
+        most, (rows, columns) = self.capacities[-1], self.config.table or (0, 0)
+        return MOST_PATCHES if self.config.tiles and rows * columns <= most else most
+
+    def attention(self, capacity: int) -> TiledAttention | PlainAttention:
+        """Return the attention of a layer."""
+        kind = TiledAttention if isinstance(self.ops, TiledOps) else PlainAttention
+        return kind(self.layout, self.ops, self.block, capacity)  # type: ignore[arg-type]
+
+    def of_layer(self, capacity: int) -> tuple[str, str]:
+        """Return the names of the graphs of a layer, without `TOWER`."""
+        end = "" if capacity == self.capacities[0] else f"_{capacity}"
+        return f"keys{end}", f"layer{end}"
+
+    @property
+    def _attended(self) -> tuple[int, ...]:
+        return self.capacities if self.config.layers else ()
 
     def weights_of(self, parameter: TowerParameter) -> tuple[Shape, str]:
         """Return shape and type of a parameter as graphs take it."""
@@ -102,8 +118,8 @@ class TowerGraphs:
 
     def module(self) -> str:
         """Return the MLIR of the module."""
-        tower = TowerParts(self.layout, self.attention)
-        layers = [self._keys(tower), self._layer(tower)] if self.config.layers else []
+        tower = TowerParts(self.layout, self.attention(self.capacities[0]))
+        layers = [graph for capacity in self._attended for graph in self._graphs_of_layer(capacity)]
         graphs = [self._embed(tower), *layers, self._merge(tower)]
         graphs += [self._tap(tower)] if self.config.taps else []
         return lower_module(graphs, {}, self.ops.bodies if isinstance(self.ops, TiledOps) else {})
@@ -115,26 +131,31 @@ class TowerGraphs:
             "embed", lambda values, w: (tower.embed(values[0], values[1], w),), inputs, self.layout.patch()
         )
 
-    def _keys(self, tower: TowerParts) -> Graph:
+    def _graphs_of_layer(self, capacity: int) -> tuple[Graph, Graph]:
+        attention, (keys, layer) = self.attention(capacity), self.of_layer(capacity)
+        tower, kv = TowerParts(self.layout, attention), struct(attention.cache, self.ops.dtype)
+        return self._keys(keys, tower, kv), self._layer(layer, tower, kv)
+
+    def _keys(self, name: str, tower: TowerParts, kv: ArraySpec) -> Graph:
         """Rows (, cosines and sines), places, keys and values -> queries, keys and values."""
         angles = (struct((self.block, self.layout.angles), "float32"),) * (2 if self.layout.angles else 0)
-        inputs = (self._rows, *angles, struct((1, self.block), "int32"), self._kv)
+        inputs = (self._rows, *angles, struct((1, self.block), "int32"), kv)
 
         def keys(values: Sequence[jax.Array], w: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
             x, *turned, rows, kv = values
             return tower.keys(x, RopeAngles(*turned) if turned else None, rows, kv, w)
 
-        return self._graph("keys", keys, inputs, self.layout.keys(), ((len(inputs) - 1, 1),))
+        return self._graph(name, keys, inputs, self.layout.keys(), ((len(inputs) - 1, 1),))
 
-    def _layer(self, tower: TowerParts) -> Graph:
+    def _layer(self, name: str, tower: TowerParts, kv: ArraySpec) -> Graph:
         """Rows, queries, keys and values, ranges -> rows."""
-        inputs = (self._rows, self._queries, self._kv, struct((2, 1, self.block), "int32"))
+        inputs = (self._rows, self._queries, kv, struct((2, 1, self.block), "int32"))
 
         def layer(values: Sequence[jax.Array], w: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
             x, queries, kv, ranges = values
             return (tower.layer(x, queries, kv, ranges, w),)
 
-        return self._graph("layer", layer, inputs, self.layout.layer())
+        return self._graph(name, layer, inputs, self.layout.layer())
 
     def _merge(self, tower: TowerParts) -> Graph:
         """Rows after the last layer -> tokens."""
@@ -175,10 +196,6 @@ class TowerGraphs:
     @property
     def _rows(self) -> ArraySpec:
         return struct((self.block, self.layout.hidden), "float32")
-
-    @property
-    def _kv(self) -> ArraySpec:
-        return struct(self.attention.cache, self.ops.dtype)
 
     @property
     def _queries(self) -> ArraySpec:

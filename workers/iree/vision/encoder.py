@@ -83,7 +83,8 @@ class IreeVision:
         windowed = config.full_layers is not None and len(config.full_layers) < config.layers
         if windowed and image.windows is None:
             raise ValueError("windows: the tower has layers that attend within them")
-        return _Encoding(self, image, positions.added(config, self._host, image), positions.angles(config, image))
+        positions.check(config, image)
+        return _Encoding(self, image, image.runs(self.graphs.capacities[-1]) if config.tiles else [image])
 
     def memory(self) -> dict[str, int]:
         return {"vision_weights": self.nbytes, "vision_buffers": self._open}
@@ -91,6 +92,10 @@ class IreeVision:
     def close(self) -> None:
         """Release the weights, before the device is closed."""
         del self.patch, self.keys, self.layers, self.merger, self.taps, self._module
+
+    def added(self, image: ImagePatches) -> Floats | None:
+        """Return what is added to the embeddings of patches: see `positions.added`."""
+        return positions.added(self.config, self._host, image)
 
     def call(self, name: str, *arguments: rt.HalBufferView) -> Views:
         """Run one of the graphs."""
@@ -103,9 +108,9 @@ class IreeVision:
         found: Floats = self._device.download(view)
         return found
 
-    def cache(self) -> DeviceBuffer:
+    def cache(self, capacity: int) -> DeviceBuffer:
         """Allocate the keys and values of an image's patches in one layer."""
-        return self._device.zeros(self.graphs.attention.cache, self.graphs.ops.dtype)
+        return self._device.zeros(self.graphs.attention(capacity).cache, self.graphs.ops.dtype)
 
     def hold(self, nbytes: int) -> None:
         """Count memory of a computation; negative when it is released."""
@@ -133,16 +138,16 @@ def _tap(graphs: TowerGraphs) -> Merger:
 class _Encoding:
     """Implements `ImageEncoding`: one call of a graph is a part of the work."""
 
-    def __init__(self, tower: IreeVision, image: ImagePatches, added: Floats | None, angles: Floats | None) -> None:
-        self._tower, self._image, self._added, self._angles = tower, image, added, angles
-        self._values = positions.values(tower.config, image)
-        block, config = tower.graphs.block, tower.config
-        self._starts = range(0, len(self._values), block)
-        self.parts = len(self._starts) * (2 + 2 * config.layers + len(config.taps))
+    def __init__(self, tower: IreeVision, image: ImagePatches, runs: Sequence[ImagePatches]) -> None:
+        """`runs` are computed one after the other: their patches attend to no others."""
+        self._tower, self._image, self._runs = tower, image, runs
+        config, extra = tower.config, int(tower.config.extra)
+        blocks = [-(-(len(each.values) + extra) // tower.graphs.block) for each in runs]
+        self.parts = sum(blocks) * (2 + 2 * config.layers + len(config.taps))
         """See `ImageEncoding.parts`."""
         itemsize = 4 if tower.graphs.ops.dtype == "float32" else 2
         width = 2 * (4 + itemsize) * tower.graphs.layout.hidden
-        self._nbytes = len(self._starts) * block * width
+        self._nbytes = max(blocks) * tower.graphs.block * width
         tower.hold(self._nbytes)
         self._tokens: list[list[Floats]] = [[] for _ in range(1 + len(config.taps))]
         """The rows of each part of the embeddings, by block."""
@@ -156,12 +161,10 @@ class _Encoding:
         return self._done == self.parts
 
     def rows(self) -> Floats:
-        image, config = self._image, self._tower.config
         whole = np.concatenate([np.concatenate(blocks) for blocks in self._tokens], axis=1)
-        whole = whole[: len(image.values) // config.group]
         if not np.isfinite(whole).all():
             raise NotFiniteError
-        return self._tower.scaled(image.arranged(whole, self._tower.newline))
+        return self._tower.scaled(self._image.arranged(whole, self._tower.newline))
 
     def close(self) -> None:
         if self._steps is not None:
@@ -170,6 +173,22 @@ class _Encoding:
 
     def _compute(self) -> Iterator[None]:
         """Compute the image, one call after each `next`."""
+        for image in self._runs:
+            yield from _PatchRun(self._tower, image, self._tokens).compute()
+
+
+class _PatchRun:
+    """Patches that attend to no others: those of an image, or of some of its tiles."""
+
+    def __init__(self, tower: IreeVision, image: ImagePatches, tokens: Sequence[list[Floats]]) -> None:
+        """The rows are appended to `tokens`, for each part of the embeddings."""
+        self._tower, self._image, self._tokens = tower, image, tokens
+        self._values, self._added = positions.values(tower.config, image), tower.added(image)
+        self._angles = positions.angles(tower.config, image)
+        self._starts = range(0, len(self._values), tower.graphs.block)
+
+    def compute(self) -> Iterator[None]:
+        """Compute the rows, one call after each `next`."""
         tower, config = self._tower, self._tower.config
         rows: Views = []
         for start in self._starts:
@@ -182,7 +201,9 @@ class _Encoding:
     def _through_layers(self, rows: Views) -> Iterator[None]:
         """Replace blocks of rows by those after the last layer."""
         tower, config = self._tower, self._tower.config
-        cache = tower.cache()  # the host's memory, which the view does not keep
+        capacity = next(each for each in tower.graphs.capacities if each >= len(self._image.values))
+        keys, finish = tower.graphs.of_layer(capacity)
+        cache = tower.cache(capacity)  # the host's memory, which the view does not keep
         kv, angles = cache.view, [self._turned(start) for start in self._starts]
         places = [
             tower.upload(np.arange(start, start + tower.graphs.block, dtype=np.int32)[None]) for start in self._starts
@@ -191,19 +212,22 @@ class _Encoding:
         for layer in range(config.layers):
             queries: Views = []
             for x, turned, place in zip(rows, angles, places, strict=True):
-                queries.append(tower.call("keys", x, *turned, place, kv, *tower.keys[layer])[0])
+                queries.append(tower.call(keys, x, *turned, place, kv, *tower.keys[layer])[0])
                 yield
             ranges = full if config.full_layers is None or layer in config.full_layers else windowed
             for number, seen in enumerate(ranges):
-                (rows[number],) = tower.call("layer", rows[number], queries[number], kv, seen, *tower.layers[layer])
+                (rows[number],) = tower.call(finish, rows[number], queries[number], kv, seen, *tower.layers[layer])
                 yield
             for tap in (number for number, each in enumerate(config.taps) if each == layer):
                 yield from self._merged("tap", rows, tower.taps[tap], 1 + tap)
 
     def _merged(self, name: str, rows: Views, weights: Views, part: int) -> Iterator[None]:
+        left = len(self._image.values) // self._tower.config.group
         for x in rows:
-            (tokens,) = self._tower.call(name, x, *weights)
-            self._tokens[part].append(self._tower.download(tokens))
+            (made,) = self._tower.call(name, x, *weights)
+            tokens = self._tower.download(made)[:left]
+            self._tokens[part].append(tokens)
+            left -= len(tokens)
             yield
 
     def _embedded(self, start: int) -> tuple[rt.HalBufferView, rt.HalBufferView]:

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 from workers.checkpoints.architectures.fields import brief
+from workers.vision.families.pixtral import EPS as PIXTRAL_EPS
 from workers.vision.projectors.descriptions import normalization, sizes, tokens_side
 from workers.vision.projectors.projector_file import ProjectorFile
 
@@ -63,6 +64,7 @@ def prepare_llava(file: ProjectorFile) -> Values:
 
 
 def describe_pixtral(file: ProjectorFile) -> Values:
+    file.check_epsilon(PIXTRAL_EPS)
     vision = _tower(file, "silu") | {"model_type": "pixtral", "rope_theta": file.keys.number("rope.freq_base", 10000.0)}
     return {
         "vision_config": vision,

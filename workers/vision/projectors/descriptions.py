@@ -6,6 +6,7 @@ file states are those that the families were published with.
 
 from typing import Any
 
+from workers.vision.families.qwen import EPS as QWEN_EPS
 from workers.vision.projectors.projector_file import ProjectorFile
 
 Values = dict[str, Any]
@@ -51,6 +52,7 @@ def normalization(file: ProjectorFile) -> Values:
 
 def _qwen(file: ProjectorFile, activation: str) -> Values:
     vision = sizes(file, activation)
+    file.check_epsilon(QWEN_EPS)
     return vision | {
         "depth": vision["num_hidden_layers"],
         "num_heads": vision["num_attention_heads"],

@@ -72,7 +72,9 @@ class Projector:
         return self.kind.sources(config, self.file)
 
     def check(self, config: VisionConfig) -> None:
-        """Raise `ProjectorUnfit` for a tensor of the tower that its description leaves out."""
+        """Raise `ProjectorUnfit` for a key or a tensor of the tower that its description leaves out."""
+        self.kind.prepare(self.file)  # reads the keys of preprocessing
+        self.file.refuse_others()
         sources = self.sources(config)
         read = {tensor for name in parameter_shapes(config) for tensor in sources[name].tensors}
         for name in self.file.model.tensors:

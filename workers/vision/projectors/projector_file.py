@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from workers.checkpoints.architectures.fields import MAX_PARTS
+from workers.checkpoints.architectures.fields import MAX_PARTS, brief
 from workers.checkpoints.gguf.architectures import PROJECTOR
 from workers.checkpoints.gguf.blocks import plain_values
 from workers.checkpoints.gguf.gguf_file import GgufFile
@@ -15,6 +15,33 @@ from workers.checkpoints.json_files import CheckpointError
 
 VISION = "vision."
 """The prefix of the tower's keys, behind that of the architecture."""
+OTHER_ENCODERS = ("audio.", "gen.", "text.")
+"""The prefixes of keys of what is no tower of images, likewise."""
+WITHOUT_EFFECT = frozenset(
+    {
+        "has_audio_encoder",
+        "has_llava_projector",
+        "has_qwen2vl_merger",
+        "has_text_encoder",
+        "use_gelu",
+        "use_silu",
+        "vision.feed_forward_length",
+        "vision.image_crop_resolution",
+        "vision.image_size",
+        "vision.image_split_resolution",
+        "vision.projection_dim",
+    }
+)
+"""Keys that change nothing where they are not read: what tensors tell as well, the size of images that keep their
+ratio, settings of tiles without a grid of tiles, and the activation of what has no MLP."""
+NEUTRAL = {
+    "vision.image_aspect_ratio": "pad",
+    "vision.mm_patch_merge_type": "flat",
+    "vision.mm_projector_type": "mlp2x_gelu",
+}
+"""Keys with the value at which they change nothing."""
+TOLERANCE = 1e-3
+"""The relative error of an epsilon, which files have in float32."""
 
 
 class ProjectorUnfit(CheckpointError):
@@ -43,9 +70,12 @@ class ProjectorFile:
     @property
     def type(self) -> str:
         """The type of the projector, which stands for a family. Raises `CheckpointError`."""
-        value = self.keys.get("projector_type") or self.keys.get(f"{VISION}projector_type")
+        value, own = (self.keys.get(f"{prefix}projector_type") for prefix in ("", VISION))
+        value = value or own
         if not isinstance(value, str):
             raise self.keys.error("projector_type", "is missing or no string")
+        if own is not None and own != value:
+            raise self.unfit("projector_type", f"is {brief(own)}, and {PROJECTOR}.projector_type {value!r}")
         return value
 
     def unfit(self, key: str, problem: str) -> ProjectorUnfit:
@@ -60,6 +90,19 @@ class ProjectorFile:
 
     def number(self, key: str) -> float:
         return self.keys.number(f"{VISION}{key}")
+
+    def check_epsilon(self, eps: float) -> None:
+        """Raise `ProjectorUnfit` for another epsilon of norms than the one that all towers of a family have."""
+        key = "attention.layer_norm_epsilon"
+        if self.get(key) is not None and abs(self.number(key) - eps) > TOLERANCE * eps:
+            raise self.unfit(key, f"is {brief(self.get(key))}, towers of {self.type!r} are computed with {eps:g}")
+
+    def refuse_others(self) -> None:
+        """Raise `ProjectorUnfit` for a key that was not read and may change the mathematics."""
+        for name, value in self.keys.others(WITHOUT_EFFECT, NEUTRAL):
+            if not name.startswith(OTHER_ENCODERS):
+                problem = f"{brief(value)} is not supported with a projector of type {self.type!r}"
+                raise ProjectorUnfit(self.path, f"{PROJECTOR}.{name}", problem)
 
     @property
     def layers(self) -> int:

@@ -15,6 +15,7 @@ from tests.vision_checkpoints import VISION_FAMILIES, make_vision_checkpoint
 from tests.vision_checkpoints.projector_files import KINDS, make_projected
 from tests.workers.iree.conftest import Load
 from tests.workers.iree.vision.prompted import GREEDY, Prompted, finish
+from tests.workers.tiled_gate import run_tiled_gate
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.inspection.memory_figures import MemoryFigures
 from workers.iree.build.ahead_of_time import compile_ahead
@@ -200,11 +201,19 @@ def compare_bits(mine: Case) -> list[int]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("quantize", "kv_dtype", "bound"), [("int8", "auto", 0.05), ("int8", "int8", 0.05), ("int4", "int8", 0.4)]
+    ("family", "quantize", "kv_dtype", "bound"),
+    [
+        (OFTEN, "int8", "auto", 0.05),
+        (OFTEN, "int8", "int8", 0.05),
+        (OFTEN, "int4", "int8", 0.4),
+        ("llava_onevision", "int8", "auto", 0.05),
+    ],
 )
-def test_quantized_text_beside_a_tower(quantize: str, kv_dtype: str, bound: float, case: Open, load: Load) -> None:
+def test_quantized_text_beside_a_tower(
+    family: str, quantize: str, kv_dtype: str, bound: float, case: Open, load: Load
+) -> None:
     """The tower is not quantized. `bound` is the largest error of a logit, beside the largest logit."""
-    mine = case(OFTEN)
+    mine = case(family)
     runner = load(mine.path, context=CONTEXT, slots=3, quantize=quantize, kv_dtype=kv_dtype)
     try:
         ids, parts = ids_of(mine, (60, 44))
@@ -216,6 +225,22 @@ def test_quantized_text_beside_a_tower(quantize: str, kv_dtype: str, bound: floa
         compare_bits(mine._replace(runner=runner))
     finally:
         runner.close()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["internvl", "llava_onevision"])
+def test_tokens_of_tiles_are_those_of_an_undisturbed_run(family: str, case: Open, load: Load) -> None:
+    mine, others = case(family), list[IreeRunner]()
+
+    def another() -> IreeRunner:
+        others.append(load(mine.path, context=CONTEXT, slots=3))
+        return others[-1]
+
+    try:
+        run_tiled_gate(mine.runner, mine.path, another)
+    finally:
+        for each in others:
+            each.close()
 
 
 def test_rows_of_images_that_another_worker_has_computed_lead_to_the_same_tokens(case: Open) -> None:

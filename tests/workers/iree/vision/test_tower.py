@@ -187,6 +187,8 @@ CASES = {
     "windows": ("windows", "float32", False),
     "windows in plain StableHLO": ("windows", "float32", True),
 }
+TILED = replace(QWEN3, family="llava_onevision", layers=1, group=1, taps=(), tap_merger=None, full_layers=frozenset())
+"""Each layer attends within windows."""
 ERRORS = {"float32": 1e-4, "bfloat16": 0.05}
 """The largest error of a number, beside the largest number."""
 
@@ -215,6 +217,64 @@ def test_rows_are_those_of_numpy(name: str, dtype: str, plain: bool, device: Dev
     with pytest.raises(NotFiniteError):
         finish(vision.begin(damaged))
     vision.close()
+
+
+def test_tiles_are_computed_in_runs_where_devices_attend_to_the_whole_capacity(
+    device: Device, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.iree.build.tower_graphs.PLAIN_PATCHES", (128, 512))
+    vision, windowed = tower(device, cache_dir, TILED, "float32", plain=True), replace(TILED, full_layers=None)
+    assert (vision.graphs.capacities, vision.max_patches) == ((128,), 65536)
+    assert replace(vision.graphs, config=windowed).max_patches == 512
+    assert replace(vision.graphs, config=replace(TILED, table=(12, 11))).max_patches == 128, "one tile is too large"
+    image = random_image(TILED, 30, 10, windows=True)
+    expected = NumpyTower(TILED, random_parameters(TILED)).rows(image)
+    encoding, parts = vision.begin(image), 1
+    held = vision.memory()["vision_buffers"]
+    while not encoding.advance():
+        parts += 1
+    assert parts == encoding.parts == 3 * 4, "three runs of one block"
+    np.testing.assert_allclose(encoding.rows(), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    encoding.close()
+    encoding = vision.begin(random_image(TILED, 1, 2, windows=True))
+    assert vision.memory()["vision_buffers"] == held, "one run is held at a time"
+    encoding.close()
+    whole = replace(image, windows=np.zeros(len(image.values), np.int32))
+    with pytest.raises(ValueError, match="windows: one has 300 patches, the tower takes 128"):
+        vision.begin(whole)
+    vision.close()
+
+
+@pytest.mark.exhaustive
+def test_a_large_image_has_graphs_of_its_own_where_devices_attend_to_the_whole_capacity(
+    device: Device, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.iree.build.tower_graphs.PLAIN_PATCHES", (128, 256))
+    vision = tower(device, cache_dir, QWEN3, "float32", plain=True)
+    assert [name for name in vision.graphs.names if "256" in name] == ["tower_keys_256", "tower_layer_256"]
+    assert vision.max_patches == 256
+    for rows in (4, 5, 8):  # 128, 160 and 256 patches
+        image = random_image(QWEN3, rows, 8)
+        expected = NumpyTower(QWEN3, random_parameters(QWEN3)).rows(image)
+        found = finish(vision.begin(image))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+    with pytest.raises(ValueError, match="patches: 288, the tower takes 1 to 256"):
+        vision.begin(random_image(QWEN3, 9, 8))
+    vision.close()
+
+
+def test_runs_of_an_image_have_whole_windows() -> None:
+    image = random_image(TILED, 1, 10, windows=True)
+    assert image.windows is not None
+    assert image.windows.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
+    for most, lengths in ((3, [3, 2, 3, 2]), (4, [3, 2, 3, 2]), (5, [5, 5]), (7, [5, 5]), (8, [8, 2]), (9, [8, 2])):
+        runs = image.runs(most)
+        assert [len(run.values) for run in runs] == lengths
+        np.testing.assert_array_equal(np.concatenate([run.values for run in runs]), image.values)
+        np.testing.assert_array_equal(np.concatenate([run.places for run in runs]), image.places)
+    assert image.runs(10) == [image]
+    with pytest.raises(ValueError, match="windows: one has 3 patches, the tower takes 2"):
+        image.runs(2)
 
 
 def refused(config: VisionConfig) -> dict[ImagePatches, str]:

@@ -86,8 +86,9 @@ class ImagePrompts:
         memory: PatchMemory | None = None,
         recent_bytes: int = RECENT_BYTES,
     ) -> None:
-        """Without a `source` images are refused. An image whose rows cannot fit into `context` tokens is refused before
-        it is decoded. The patches of the last images are kept, up to `recent_bytes`."""
+        """Without a `source` images are refused. An image of more patches than the tower takes, or whose rows cannot
+        fit into `context` tokens, is refused before it is decoded. The patches of the last images are kept, up to
+        `recent_bytes`."""
         self._source = source
         self._context = context
         self._memory = memory or PatchMemory()
@@ -143,11 +144,18 @@ class ImagePrompts:
                     outlines[index] = images.outline(source.images[index])
                 except ImageRefused as error:
                     raise PromptRefused(ErrorCode.INVALID, str(error), _field(source, index)) from error
+                self._check_patches(images, source, index, outlines[index])
             rows += outlines[index].rows
             if rows >= self._context:
                 text = f"the images up to this one take {rows} tokens, which leave no room in {self._context}"
                 raise PromptRefused(ErrorCode.CONTEXT, text, _field(source, index))
         return outlines
+
+    def _check_patches(self, images: ImageSource, source: ChatInput, index: int, outline: ImageOutline) -> None:
+        patches = outline.largest * images.config.group
+        if images.max_patches is not None and patches > images.max_patches:
+            text = f"an image of {patches} patches, the model takes {images.max_patches} on its device: make it smaller"
+            raise PromptRefused(ErrorCode.INVALID, text, _field(source, index))
 
     def _check_memory(
         self, images: ImageSource, source: ChatInput, order: Sequence[int], outlines: Mapping[int, ImageOutline]

@@ -36,6 +36,10 @@ class ImageSource(Protocol):
     def config(self) -> VisionConfig:
         """The vision tower."""
 
+    @property
+    def max_patches(self) -> int | None:
+        """The most patches of an image, or of a tile of one, that the tower takes; None for no bound."""
+
     def among(self, images: tuple[Image, ...], places: int) -> tuple[Image, ...]:
         """Return the images of a chat with `places` of images, as they are prepared beside each other."""
 

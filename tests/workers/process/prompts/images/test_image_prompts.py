@@ -195,6 +195,21 @@ def test_images_that_leave_no_room_are_refused_before_they_are_decoded(monkeypat
     assert (error.code, error.field) == (ErrorCode.CONTEXT, CAT.field)
 
 
+def test_an_image_of_more_patches_than_the_tower_takes_is_refused_before_it_is_decoded() -> None:
+    source = ScriptedImageProcessor()
+    images, low = ImagePrompts(source, 4096), replace(CAT, detail="low")
+    source.max_patches = 8 * GROUP
+    assert images.prepare(chat("", (0, 0), (1, 0), images=(CAT, DOT)), lambda: True) is not None
+    source.max_patches -= 1
+    source.prepare = None  # type: ignore[method-assign,assignment]
+    for ask in (images.outline, lambda asked: images.prepare(asked, lambda: True)):
+        with pytest.raises(PromptRefused) as error:
+            ask(chat("", (0, 0), (1, 0), images=(DOT, CAT)))
+        assert (error.value.code, error.value.field) == (ErrorCode.INVALID, CAT.field)
+        assert str(error.value) == "an image of 32 patches, the model takes 31 on its device: make it smaller"
+    assert images.outline(chat("", (0, 0), images=(low,))) is not None
+
+
 def test_sparse_prefill_is_refused_beside_images_by_name() -> None:
     error = refused(chat("x", (0, 0)), sparse_prefill=True)
     assert (error.code, error.field) == (ErrorCode.UNSUPPORTED, "sparse_prefill")
