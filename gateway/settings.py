@@ -232,9 +232,9 @@ class GatewaySettings:
         if self.listen_workers and not self.keys_dir:
             raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
         if not self.tcp and not self.unix_socket:
-            raise GatewaySettingsError("without tcp, unix_socket is needed: there would be nothing to listen on")
+            raise GatewaySettingsError("tcp is off and unix_socket is empty: there would be nothing to listen on")
         if not self.tcp and self.tls_cert:
-            raise GatewaySettingsError("tls_cert is for the TCP port, which is off")
+            raise GatewaySettingsError("tls_cert is for the TCP port, which is off: leave one of them out")
         if not re.fullmatch("[0-7]{3}", self.unix_socket_mode):
             given = self.unix_socket_mode[:60]
             raise GatewaySettingsError(f"unix_socket_mode is {given!r}; it must be three octal digits, such as 660")

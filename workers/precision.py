@@ -5,6 +5,8 @@ from typing import Literal
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 """Type of weights, and of the KV cache unless that is quantized; `auto` is the checkpoint's own."""
+WeightDtype = Literal["float32", "float16", "bfloat16"]
+"""Type of the weights of a loaded model."""
 Quantize = Literal["none", "int8", "int4"]
 """Quantization applied while loading, to matrices that the checkpoint stores unquantized."""
 KvDtype = Literal["auto", "int8", "int4"]

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.iree.batch_inputs import RopeTable
-from workers.iree.build.graph_plan import KV, GraphPlan, decode_buckets, prefill_chunks
+from workers.iree.build.graph_list import decode_buckets, prefill_chunks
+from workers.iree.build.graph_plan import KV, GraphPlan
 from workers.iree.build.recipe import PLAIN_CAPACITY_MULTIPLE
 from workers.iree.model.decoder import rope_frequencies
 from workers.iree.model.kv_layout import CacheLayout

@@ -1,7 +1,8 @@
 """The gateway's settings and the commands that start its workers."""
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -137,8 +138,18 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
     """Return the gateway's part of the settings. Raises `CommandFailed` if two settings contradict each other."""
     if settings.listen_workers and not settings.keys_dir:
         raise CommandFailed("--listen-workers needs --keys-dir, with keys from `baton worker-keys init --keys-dir DIR`")
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        given, missing = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
+        raise CommandFailed(f"{settings.sources.get(given, given)} needs {flag(missing)}: they go together")
     names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
     try:
         return GatewaySettings(**{name: getattr(settings, name) for name in names})
     except GatewaySettingsError as error:
-        raise CommandFailed(str(error)) from error
+        raise CommandFailed(_with_source(str(error), settings.sources)) from error
+
+
+def _with_source(problem: str, sources: Mapping[str, str]) -> str:
+    """Return a problem that begins with the flag, the variable or the line of a file that set a setting, if this one
+    begins with the setting's name."""
+    name = re.split(r"\W", problem, maxsplit=1)[0]
+    return sources.get(name, name) + problem[len(name) :]

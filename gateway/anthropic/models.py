@@ -11,9 +11,9 @@ from starlette.types import Scope
 
 from gateway.anthropic.errors import ERRORS
 from gateway.errors import RequestError, invalid
-from gateway.http.access.request_key import models_for, request_key
 from gateway.http.request_record import record_of
 from gateway.routing.router import Router
+from gateway.streaming.key_limits import visible_models
 
 VERSION_HEADER = b"anthropic-version"
 DEFAULT_LIMIT = 20
@@ -57,7 +57,7 @@ class AnthropicModels:
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`."""
-        given, visible = request.path_params["id"], self._visible(request)
+        given, visible = request.path_params["id"], visible_models(self._router, request.scope)
         name = given if given in visible else self._router.canonical(given)
         if name not in visible:
             return _refused(request, self._router.no_model(name, field="id", among=visible))
@@ -73,7 +73,7 @@ class AnthropicModels:
         if not 1 <= limit <= MAX_LIMIT:
             raise invalid("limit", f"`limit` is a number from 1 to {MAX_LIMIT}")
         wanted = [*request.query_params.getlist("lifecycle"), *request.query_params.getlist("lifecycle[]")]
-        names = self._visible(request) if not wanted or LIFECYCLE in wanted else []
+        names = visible_models(self._router, request.scope) if not wanted or LIFECYCLE in wanted else []
         if before is not None:
             earlier = names[:before]
             return earlier[-limit:], len(earlier) > limit
@@ -84,16 +84,10 @@ class AnthropicModels:
         cursor = request.query_params.get(name)
         if cursor is None:
             return None
-        visible = self._visible(request)
+        visible = visible_models(self._router, request.scope)
         if cursor not in visible:
             raise self._router.no_model(cursor, field=name, among=visible)
         return visible.index(cursor)
-
-    def _visible(self, request: Request) -> list[str]:
-        """The models that the client's key may use, each followed by its adapters."""
-        router = self._router
-        own = models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
-        return router.with_adapters(own)
 
     def _model(self, name: str) -> dict[str, Any]:
         context = self._router.pool.context(self._router.canonical(name))

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import INTERNAL_TEXT, RefusalCode, RequestError
+from gateway.http.access.auth import LOAD_ADAPTER, UNLOAD_ADAPTER
 from gateway.http.conventions import ConventionsByPath
 from gateway.http.request_record import record_of
 from protocol.errors import ErrorCode
@@ -51,6 +52,8 @@ class ErrorHandlers:
         if error.status_code == HTTPStatus.NOT_FOUND:
             if meant := _meant(request):
                 text += f"; did you mean {' or '.join(meant)}?"
+            elif request.scope["path"] in (LOAD_ADAPTER, UNLOAD_ADAPTER):
+                text += "; to load adapters at run time, set `lora_dirs` or `allow_lora_repos`"
             elif request.scope["path"].startswith("/v1/"):
                 there = [path for path in _paths(request) if path.startswith("/v1/") and "{" not in path]
                 text += f"; this server has {', '.join(there)}"

@@ -9,13 +9,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.errors import invalid
-from gateway.http.access.request_key import models_for, request_key
 from gateway.http.small_body import small_body
 from gateway.ollama.answer import timestamp
 from gateway.ollama.decoding import model_named
 from gateway.ollama.schema import OllamaShowBody
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from gateway.streaming.key_limits import visible_models
 
 OLLAMA_VERSION = "0.12.0"
 """The version of Ollama whose API this is: clients refuse servers that are too old for them."""
@@ -43,13 +43,19 @@ class OllamaModels:
 
     async def tags(self, request: Request) -> Response:
         """`GET /api/tags`."""
-        models = [self._model(name) | {"modified_at": self._created} for name in self._visible(request)]
+        models = [
+            self._model(name) | {"modified_at": self._created} for name in visible_models(self._router, request.scope)
+        ]
         return _json({"models": models})
 
     async def running(self, request: Request) -> Response:
         """`GET /api/ps`: the models that have a worker which is ready."""
         router = self._router
-        names = [name for name in self._visible(request) if router.pool.has_ready(router.canonical(name))]
+        names = [
+            name
+            for name in visible_models(self._router, request.scope)
+            if router.pool.has_ready(router.canonical(name))
+        ]
         return _json({"models": [self._model(name) | self._residence(name) for name in names]})
 
     async def show(self, request: Request) -> Response:
@@ -59,7 +65,7 @@ class OllamaModels:
         if not asked:
             raise invalid("model", "`model` is required")
         name = model_named(self._router, asked)
-        visible = self._visible(request)
+        visible = visible_models(self._router, request.scope)
         if name not in visible:
             raise self._router.no_model(name, among=visible)
         context = self._router.pool.context(self._router.canonical(name))
@@ -78,12 +84,6 @@ class OllamaModels:
     async def version(self, _: Request) -> Response:
         """`GET /api/version`."""
         return _json({"version": OLLAMA_VERSION})
-
-    def _visible(self, request: Request) -> list[str]:
-        """The models that the client's key may use, each followed by its adapters."""
-        router = self._router
-        own = models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
-        return router.with_adapters(own)
 
     def _residence(self, name: str) -> dict[str, Any]:
         """When a model is unloaded if no request comes, and its context."""

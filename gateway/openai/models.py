@@ -8,8 +8,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from baton_serve import __version__
-from gateway.http.access.request_key import models_for, request_key
 from gateway.routing.router import Router
+from gateway.streaming.key_limits import visible_models
 from protocol.events import Capabilities
 
 RanksBy = Literal["cross-encoder", "decoder", "embeddings"]
@@ -33,11 +33,13 @@ class Models:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`: those that the client's key may use."""
-        return _json({"object": "list", "data": [self._model(name) for name in self._visible(request)]})
+        return _json(
+            {"object": "list", "data": [self._model(name) for name in visible_models(self._router, request.scope)]}
+        )
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`. Raises `RequestError` for an unknown one."""
-        given, visible = request.path_params["id"], self._visible(request)
+        given, visible = request.path_params["id"], visible_models(self._router, request.scope)
         name = given if given in visible else self._router.canonical(given)
         if name not in visible:
             raise self._router.no_model(name, field="id", among=visible)
@@ -46,7 +48,7 @@ class Models:
     async def properties(self, request: Request) -> Response:
         """`GET /props`: what clients of llama.cpp's server read of a model, `?model=` or the first. Raises
         `RequestError` for an unknown one."""
-        visible = self._visible(request)
+        visible = visible_models(self._router, request.scope)
         given = request.query_params.get("model") or next(iter(visible), "")
         name = given if given in visible else self._router.canonical(given)
         if name not in visible:
@@ -61,12 +63,6 @@ class Models:
                 "build_info": f"baton {__version__}",
             }
         )
-
-    def _visible(self, request: Request) -> list[str]:
-        """The models that the client's key may use, each followed by its adapters."""
-        router = self._router
-        own = models_for(request_key(request.scope), router.models(), router.pool.catalog.aliases)
-        return router.with_adapters(own)
 
     def _model(self, name: str) -> dict[str, Any]:
         described, parent = self._router.describe(name), self._router.pool.parent(name)

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from starlette.types import Scope
+
 from gateway.body_budget import HeldBody
 from gateway.errors import invalid
 from gateway.generation.request import GenerationRequest
-from gateway.http.access.request_key import models_for
+from gateway.http.access.request_key import models_for, request_key
 from gateway.http.exchange import HttpExchange
 from gateway.keys.account import Reservation
 from gateway.keys.api_keys import ApiKey
@@ -15,6 +17,12 @@ from gateway.routing.admission.time_limits import RequestTimeLimits
 from gateway.routing.request_group import RequestGroup
 from gateway.routing.router import Router
 from gateway.streaming.token_charge import TokenCharge
+
+
+def visible_models(router: Router, scope: Scope) -> list[str]:
+    """Return the models that the key of a request may use, each followed by its adapters."""
+    own = models_for(request_key(scope), router.models(), router.pool.catalog.aliases)
+    return router.with_adapters(own)
 
 
 class KeyGate:

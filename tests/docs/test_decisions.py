@@ -65,6 +65,13 @@ def test_numbers_are_unique() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
+def test_the_numbers_that_are_missing_are_named() -> None:
+    numbers = {entry(record).number for record in RECORDS}
+    text = re.sub(r"\s+", " ", (FOLDER / "README.md").read_text())
+    (named,) = re.findall(r"Numbers never change; ([\d, and]+) were never used\.", text)
+    assert [int(number) for number in re.findall(r"\d+", named)] == sorted({*range(1, max(numbers))} - numbers)
+
+
 @pytest.mark.parametrize(
     ("title", "expected"),
     [

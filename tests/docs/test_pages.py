@@ -39,7 +39,7 @@ from workers.engine.runner import Runner
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     file
-    for folder in (".", "docs", "docs/adr", "docs/operations", "deploy", ".github")
+    for folder in (".", "docs", "docs/adr", "docs/operations", "docs/benchmarks", "deploy", ".github")
     for file in (ROOT / folder).glob("*.md")
 )
 HTTP = (ROOT / "docs" / "http.md").read_text()
@@ -77,6 +77,20 @@ def test_the_index_of_the_operations_guide_lists_its_pages() -> None:
     assert sorted(OPERATIONS_PAGES[1:]) == sorted((ROOT / "docs" / "operations").iterdir())
 
 
+def test_the_index_of_the_benchmarks_lists_its_pages() -> None:
+    index = (ROOT / "docs" / "benchmarks.md").read_text()
+    listed = re.findall(r"^- \[.*?\]\(benchmarks/([\w-]+\.md)\)", index, re.MULTILINE)
+    assert sorted(listed) == sorted(file.name for file in (ROOT / "docs" / "benchmarks").iterdir())
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "docs" in page.parts], ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+def test_a_page_begins_with_what_it_is_for(page: Path) -> None:
+    """A sentence, not a table or the first section."""
+    assert re.match(r"# .+\n\n[\w`\[*]", page.read_text())
+
+
 def test_a_wrong_command_does_not_parse() -> None:
     with pytest.raises(Exception, match="No such option"):
         parse(["serve", "--prot", "1"])
@@ -101,6 +115,7 @@ def test_every_link_within_the_house_leads_somewhere(page: Path) -> None:
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
         assert file.exists(), target
+        assert file != page or (anchor and not path), f"{target} leads to the page that has it"
         if anchor:
             titles = re.findall(r"^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
             assert anchor in {anchor_of(title) for title in titles}, target

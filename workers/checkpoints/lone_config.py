@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workers.checkpoints.architectures.config import DEFAULT_CONTEXT, WeightDtype
+from workers.checkpoints.architectures.config import DEFAULT_CONTEXT
 from workers.checkpoints.architectures.fields import MAX_SIZE, Fields
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.weight_size import ITEM_BYTES
 from workers.errors import LoadRefused
-from workers.precision import Dtype, KvDtype, Quantize, WindowCache
+from workers.precision import Dtype, KvDtype, Quantize, WeightDtype, WindowCache
 
 WEIGHTS = "model*.safetensors"
 """The files that mlx-lm reads."""

@@ -2,11 +2,11 @@
 
 import math
 
-from workers.checkpoints.architectures.config import ModelConfig, WeightDtype
+from workers.checkpoints.architectures.config import ModelConfig
 from workers.checkpoints.architectures.parts import QWEN_MTP
 from workers.checkpoints.architectures.tensors import MTP_LAYERS
 from workers.checkpoints.weights import Weights
-from workers.precision import KvDtype, Quantize, head_row_bytes
+from workers.precision import KvDtype, Quantize, WeightDtype, head_row_bytes
 
 QUANTIZED_GROUP = 64
 """Group size of the matrices that `--quantize` makes; that of IREE may be smaller."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from workers.checkpoints.architectures.fields import Fields
 from workers.checkpoints.architectures.parts import LayerConfig
-from workers.checkpoints.architectures.tensors import tensors
+from workers.checkpoints.architectures.tensors import stored_parameter_count
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.documents import find_document
 from workers.checkpoints.encoders.config import EncoderConfig, EncoderLayer
@@ -76,7 +76,7 @@ class Description:
             architecture=architecture,
             quantization=_quantization(fields),
             dtype=config.dtype,
-            parameters=parameters(config),
+            parameters=stored_parameter_count(config),
             layers=dict(Counter(_kind(layer) for layer in config.plan)),
             heads=config.heads,
             kv_heads=config.kv_heads,
@@ -86,12 +86,6 @@ class Description:
             vocabulary=config.vocab_size,
             **text,
         )
-
-
-def parameters(config: ModelConfig) -> int:
-    """Return the parameters of a model; a tied matrix counts once."""
-    sources = {name: math.prod(shape) for tensor in tensors(config) for name, shape in tensor.sources}
-    return sum(sources.values())
 
 
 def _of_encoder(config: EncoderConfig, text: Mapping[str, Any]) -> Description:

@@ -11,7 +11,8 @@ from protocol.request import Sampling
 from workers.engine.runner import DecodeRow
 from workers.engine.speculation.mtp.head_rows import HeadRows, HeadRun
 from workers.iree.batch_inputs import DecodeInputs, RopeTable
-from workers.iree.build.graph_plan import MTP_ROWS, GraphPlan
+from workers.iree.build.graph_list import MTP_ROWS
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.device.buffers import Input
 from workers.iree.device.device import Device, Results
 from workers.iree.graph_registry import GraphRegistry

@@ -11,7 +11,8 @@ import numpy as np
 
 from protocol.request import Sampling
 from workers.engine.runner import NotFiniteError
-from workers.iree.build.graph_plan import SAMPLE, GraphPlan
+from workers.iree.build.graph_list import SAMPLE
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.device.device import Device, Results
 from workers.iree.graph_registry import GraphRegistry
 from workers.sampling import sample as sampling

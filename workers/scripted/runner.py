@@ -9,15 +9,14 @@ import math
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protocol.bounds import MAX_TOP_LOGPROBS
 from protocol.request import Sampling
-from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import (
     AttentionReader,
     Chunk,
@@ -33,8 +32,10 @@ from workers.engine.runner import (
 )
 from workers.engine.slot_states import SlotStates
 from workers.sampling.logprobs import RowLogprobs, report_rows
-from workers.sampling.sample_spec import LogitEdits, SampleSpec, with_masks
+from workers.sampling.sample_spec import SampleSpec, with_masks
 from workers.scripted.adapters import ScriptedAdapterSlots
+from workers.scripted.contract import ContractError, check_call, check_positions, check_row, check_sample
+from workers.scripted.hashes import MASK, fingerprint, hidden_states, mix, on_axes
 from workers.scripted.images import ScriptedVision
 
 BYTES_VOCAB = 257
@@ -47,11 +48,6 @@ ROWS_FORMAT = "scripted-1"
 """The same for all scripted runners: hashes depend on tokens and positions alone."""
 STATE_BYTES = 16
 """Bytes of a recurrent state, if there is one: its hash, and zeros."""
-_MASK = (1 << 64) - 1
-
-
-class ContractError(Exception):
-    """Raised when the caller breaks the contract of `workers.engine.runner.Runner`, which is a bug above the runner."""
 
 
 class ScriptedRunner:
@@ -185,7 +181,7 @@ class ScriptedRunner:
 
     def _keys(self, slot: int, layer: int, end: int) -> NDArray[np.float32]:
         hashes = self._history[slot][1 : end + 1]
-        return np.array([value / _MASK * 8 for value in hashes], np.float32).reshape(1, -1, 1)
+        return np.array([value / MASK * 8 for value in hashes], np.float32).reshape(1, -1, 1)
 
     @property
     def graphs_failed(self) -> int:
@@ -221,19 +217,17 @@ class ScriptedRunner:
                 self._write(chunk.slot, token, chunk.position_at(index))
             hashes = self._history[chunk.slot][chunk.start + 1 :]
             if self._capabilities.bidirectional:
-                whole = _mix(hashes[-1] + zlib.crc32(bytes(chunk.token_types or ())))
-                hashes = [_mix(whole + index) for index in range(len(hashes))]
+                whole = mix(hashes[-1] + zlib.crc32(bytes(chunk.token_types or ())))
+                hashes = [mix(whole + index) for index in range(len(hashes))]
                 self._history[chunk.slot] = [0]
             self._settle_state(chunk.slot)
-            states.append(_hidden_states(hashes, self._capabilities.hidden_width))
+            states.append(hidden_states(hashes, self._capabilities.hidden_width))
         self._sampled = []
         return states
 
     def _check_hidden(self, chunks: Sequence[Chunk]) -> None:
-        try:
+        with self._contract():
             check_hidden(self._capabilities, chunks)
-        except ValueError as error:
-            raise self._violation(str(error)) from error
         self._check_call(chunks, [None] * len(chunks), hidden=True)
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
@@ -249,8 +243,9 @@ class ScriptedRunner:
             raise self._violation(f"{len(rows)} rows of {len(chunks)} slots in a step")
         for chunk in chunks:
             self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), chunk.tokens)
-        for row in rows:
-            self._check_row(row)
+        with self._contract():
+            for row in rows:
+                check_row(row, sparse=self._sparse, mrope=self._mrope)
         self._check_states(chunks, decode=True)
         self.calls += 1
         self._pace()
@@ -287,10 +282,8 @@ class ScriptedRunner:
     ) -> tuple[int | None, list[RowLogprobs]]:
         """See `Runner.prefill_reported`. The greedy token of each row has the highest logit."""
         self._check_call([chunk], [spec])
-        try:
+        with self._contract():
             check_targets(self._capabilities, chunk, targets)
-        except ValueError as error:
-            raise self._violation(str(error)) from error
         self.calls += 1
         values = self._logits(chunk)
         token = None if spec is None else self._sample_last(chunk.slot, *with_masks([spec]))
@@ -316,10 +309,8 @@ class ScriptedRunner:
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """See `Runner.copy_prefix`."""
-        try:
+        with self._contract():
             check_copy(self._capabilities, self._written, source, target, length)
-        except ValueError as error:
-            raise self._violation(str(error)) from error
         if source in self._broken and source == target and length == self._kept.get(source, 0) - 1:
             self._broken.discard(source)  # truncated to the rows before those that failed
         if source in self._broken or target in self._broken:
@@ -332,20 +323,16 @@ class ScriptedRunner:
 
     def read_rows(self, slot: int, start: int, end: int) -> bytes:
         """See `Runner.read_rows`. A row is a little-endian number of 64 bits."""
-        try:
+        with self._contract():
             check_read(self._capabilities, self._written, slot, start, end)
-        except ValueError as error:
-            raise self._violation(str(error)) from error
         if slot in self._broken:
             raise self._violation(f"slot {slot} is read after a failure, without a reset")
         return struct.pack(f"<{end - start}Q", *self._history[slot][start + 1 : end + 1])
 
     def write_rows(self, slot: int, start: int, rows: bytes | memoryview) -> None:
         """See `Runner.write_rows`."""
-        try:
+        with self._contract():
             count = check_write(self._capabilities, self._written, slot, start, len(rows))
-        except ValueError as error:
-            raise self._violation(str(error)) from error
         if slot in self._broken:
             raise self._violation(f"slot {slot} is used after a failure, without a reset")
         self._history[slot] += struct.unpack(f"<{count}Q", rows)
@@ -355,20 +342,16 @@ class ScriptedRunner:
     def read_state(self, slot: int, length: int | None = None) -> bytes:
         """See `Runner.read_state`. It is a little-endian number of 64 bits, and zeros."""
         back = 0 if length is None else self._written(slot) - length
-        try:
+        with self._contract():
             self._has_state.check_read(slot, back)
-        except ValueError as error:
-            raise self._violation(str(error)) from error
         if slot in self._broken:
             raise self._violation(f"slot {slot} is read after a failure, without a reset")
         return struct.pack("<Q", self._states[slot][-1 - back]).ljust(self._capabilities.state_bytes, b"\0")
 
     def write_state(self, slot: int, state: bytes | memoryview) -> None:
         """See `Runner.write_state`."""
-        try:
+        with self._contract():
             self._has_state.check_write(slot, len(state))
-        except ValueError as error:
-            raise self._violation(str(error)) from error
         if slot in self._broken:
             raise self._violation(f"slot {slot} is used after a failure, without a reset")
         self._states[slot] = [struct.unpack_from("<Q", state)[0]]
@@ -394,54 +377,21 @@ class ScriptedRunner:
         """Has no effect."""
 
     def _check_call(self, chunks: Sequence[Chunk], specs: Sequence[SampleSpec | None], *, hidden: bool = False) -> None:
-        if self._capabilities.bidirectional and not hidden:
-            raise self._violation("prefill of a bidirectional model")
-        if not chunks or len(chunks) != len(specs):
-            raise self._violation(f"{len(specs)} specs for {len(chunks)} chunks")
-        if len({chunk.slot for chunk in chunks}) != len(chunks):
-            raise self._violation(f"two chunks of one slot: {sorted(chunk.slot for chunk in chunks)}")
-        block, most = self._capabilities.block_rows, self._capabilities.prefill_chunks[-1]
-        if len(chunks) > 1 and not self._capabilities.exact_rows:
-            raise self._violation("several chunks a call, and rows are not exact")
-        if len(chunks) > 1 and sum(-(-len(chunk.tokens) // block) * block for chunk in chunks) > most:
-            raise self._violation(f"a call of {len(chunks)} chunks with more than {most} rows")
+        with self._contract():
+            check_call(self._capabilities, chunks, specs, hidden=hidden)
         self._check_states(chunks, decode=False)
         for chunk, spec in zip(chunks, specs, strict=True):
             self._check_chunk(chunk)
-            if spec is not None and spec.position != chunk.position_at(len(chunk.tokens) - 1) + 1:
-                raise self._violation(f"a sample at position {spec.position} after {chunk}")
+            with self._contract():
+                check_sample(chunk, spec)
 
     def _check_chunk(self, chunk: Chunk) -> None:
         tokens: Sequence[int] = chunk.tokens
         if (embeddings := chunk.embeddings) is not None and embeddings.width == self._capabilities.embedding_width:
             tokens = [token for token in tokens if not embeddings.has(token)]
         self._check_slot(chunk.slot, chunk.start, len(chunk.tokens), tokens)
-        most = self._capabilities.context if self._capabilities.bidirectional else self._capabilities.prefill_chunks[-1]
-        if not 1 <= len(chunk.tokens) <= most:
-            raise self._violation(f"a chunk of {len(chunk.tokens)} tokens")
-        positions = [chunk.position_at(index) for index in range(len(chunk.tokens))]
-        rising = all(first < second for first, second in pairwise(positions))
-        left_out = positions[-1] - (chunk.start + len(positions) - 1)
-        if chunk.position < chunk.start or not rising or (left_out and not self._sparse):
-            raise self._violation(f"chunk at positions {positions} in row {chunk.start}")
-        if chunk.axes is not None and (not self._mrope or chunk.axes.shape != (3, len(positions))):
-            raise self._violation(f"positions {chunk.axes.shape} of {len(positions)} tokens on three axes")
-        self._check_ends(chunk)
-
-    def _check_ends(self, chunk: Chunk) -> None:
-        """Check that a chunk has all of each image whose tokens attend to each other."""
-        if not self._capabilities.bidirectional_images or not has_rows(chunk.tokens):
-            if chunk.ends is not None:
-                raise self._violation("ends of a chunk without such images")
-            return
-        ends = chunk.ends or ()
-        last = chunk.start + len(chunk.tokens)
-        rows = list(enumerate(zip(chunk.tokens, ends, strict=False), chunk.start))
-        images = {end: [row for row, (token, other) in rows if token < 0 and other == end] for end in set(ends)}
-        known = all(end == row + 1 or token < 0 for row, (token, end) in rows)
-        whole = all(not image or (image[-1] + 1 == end and end <= last) for end, image in images.items())
-        if len(ends) != len(chunk.tokens) or not known or not whole:
-            raise self._violation(f"ends {ends} of a chunk at row {chunk.start}")
+        with self._contract():
+            check_positions(self._capabilities, chunk, sparse=self._sparse, mrope=self._mrope)
 
     def _values(self, chunk: Chunk) -> list[tuple[int, int]]:
         """Return what the hash of each row depends on, beside the rows before it: the token or the content of a row of
@@ -452,25 +402,14 @@ class ScriptedRunner:
             rows = np.zeros((len(tokens), self._capabilities.embedding_width), np.float32)
             chunk.embeddings.put(tokens, ids, rows)
             for at in np.flatnonzero(ids < 0).tolist():
-                tokens[at] = _mix(tokens[at]) ^ zlib.crc32(rows[at].tobytes())
+                tokens[at] = mix(tokens[at]) ^ zlib.crc32(rows[at].tobytes())
         positions = [chunk.position_at(index) for index in range(len(tokens))]
         if chunk.axes is not None:
-            positions = [_on_axes(*each) for each in chunk.axes.T.tolist()]
+            positions = [on_axes(*each) for each in chunk.axes.T.tolist()]
         if chunk.ends is not None:
             ahead = (end - row - 1 for row, end in enumerate(chunk.ends, chunk.start))
             positions = [position + (more << 40) for position, more in zip(positions, ahead, strict=True)]
         return list(zip(tokens, positions, strict=True))
-
-    def _check_row(self, row: DecodeRow) -> None:
-        if row.start == 0:
-            raise self._violation(f"decode of slot {row.slot}, which has no prompt")
-        left_out = row.position - row.start
-        if self._mrope:  # a sample is at the place of its token, whatever the position
-            allowed = 0 <= row.position <= row.start and row.sample.position == row.start + 1
-        else:
-            allowed = left_out >= 0 and (self._sparse or not left_out) and row.sample.position == row.position + 1
-        if not allowed:
-            raise self._violation(f"row {row.start} at position {row.position} samples for {row.sample.position}")
 
     def _check_slot(self, slot: int, start: int, length: int, tokens: Iterable[int]) -> None:
         if not 0 <= slot < self._capabilities.slots:
@@ -490,17 +429,17 @@ class ScriptedRunner:
     def _write(self, slot: int, token: int, position: int, adapter: int = 0) -> None:
         token += self._seeds.get(adapter, adapter) << 32
         before = self._history[slot][-1]
-        self._history[slot].append(_mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
+        self._history[slot].append(mix(before * 0x9E3779B97F4A7C15 + token * 0x100000001B3 + position + 1))
         if self._capabilities.state_bytes:
             state = self._states[slot][-1]
-            self._states[slot].append(_mix(state * 0xD6E8FEB86659FD93 + token * 0x100000001B3 + position + 7))
+            self._states[slot].append(mix(state * 0xD6E8FEB86659FD93 + token * 0x100000001B3 + position + 7))
 
     def _value(self, slot: int) -> int:
         """Return what the token after the last row follows from."""
         if not self._capabilities.state_bytes:
             return self._history[slot][-1]
         state = self._states[slot][-1]
-        return _mix(self._history[slot][-1] + state) if self._capabilities.row_bytes else state
+        return mix(self._history[slot][-1] + state) if self._capabilities.row_bytes else state
 
     def _take_back(self, chunk: Chunk) -> None:
         """Drop the rows from the start of a chunk on, which are those of rejected drafts."""
@@ -518,10 +457,8 @@ class ScriptedRunner:
         if not self._capabilities.state_bytes:
             return
         written = [len(history) - 1 for history in self._history]
-        try:
+        with self._contract():
             self._has_state.check_call(written, chunks, decode=decode)
-        except ValueError as error:
-            raise self._violation(str(error)) from error
 
     def _sample_last(self, slot: int, spec: SampleSpec) -> int | None:
         return self._sample_or_none(slot, spec, self._value(slot))
@@ -536,9 +473,9 @@ class ScriptedRunner:
     def _sample(self, value: int, spec: SampleSpec) -> int:
         """Sample after the row whose hash is `value`."""
         if spec.sampling.temperature > 0.0:
-            value = _mix(value + spec.sampling.seed * 0xD6E8FEB86659FD93 + spec.position)
+            value = mix(value + spec.sampling.seed * 0xD6E8FEB86659FD93 + spec.position)
         if spec.edits is not None:
-            value = _mix(value + _fingerprint(spec.edits))
+            value = mix(value + fingerprint(spec.edits))
         alphabet = self._alphabet if spec.mask is None else self._allowed(spec.mask)
         if spec.edits is not None and (banned := set(spec.edits.tokens[spec.edits.bias == -math.inf].tolist())):
             alphabet = [token for token in alphabet if token not in banned] or alphabet
@@ -566,31 +503,14 @@ class ScriptedRunner:
         if self._next_tick > now:
             self._sleep(self._next_tick - now)
 
+    @contextmanager
+    def _contract(self) -> Iterator[None]:
+        """Raise the `ValueError` of a check as a violation."""
+        try:
+            yield
+        except ValueError as error:
+            raise self._violation(str(error)) from error
+
     def _violation(self, text: str) -> ContractError:
         self.violations.append(text)
         return ContractError(text)
-
-
-def _on_axes(time: int, row: int, column: int) -> int:
-    """Return one number for the positions on three axes: the position, if all are equal."""
-    return time if time == row == column else _mix(time * 0x9E3779B97F4A7C15 + row * 0x100000001B3 + column)
-
-
-def _fingerprint(edits: LogitEdits) -> int:
-    """Return a number that depends on the edits but not on their order."""
-    order = np.argsort(edits.tokens, kind="stable")
-    parts = (edits.tokens, edits.bias, edits.up, edits.down, edits.minus)
-    return zlib.crc32(b"".join(part[order].tobytes() for part in parts))
-
-
-def _hidden_states(hashes: Sequence[int], width: int) -> NDArray[np.float32]:
-    """Return float32 [len(hashes), width], each number between -0.5 and 0.5."""
-    numbers = [[(_mix(value + place) >> 40) / (1 << 24) - 0.5 for place in range(width)] for value in hashes]
-    return np.array(numbers, np.float32).reshape(len(hashes), width)
-
-
-def _mix(value: int) -> int:
-    """Apply the 64-bit finalizer of MurmurHash3 (Appleby, public domain), in which every input bit counts."""
-    value &= _MASK
-    value = ((value ^ (value >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
-    return value ^ (value >> 33)

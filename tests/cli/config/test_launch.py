@@ -1,5 +1,6 @@
 """The commands that start workers, and the gateway's settings."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -100,6 +101,25 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 def test_settings_that_contradict_each_other_are_named_with_their_values() -> None:
     with pytest.raises(CommandFailed, match=r"^max_choices is over max_streams_per_worker, 8 over 5: no worker"):
         gateway_settings(Settings(max_choices=8, max_streams_per_worker=5))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"cors_origins": ["foo"]}, "--cors-origin: 'foo' is not an origin"),
+        ({"store": "foo"}, "--store is 'foo'; it must be memory"),
+        ({"unix_socket_mode": "9"}, "--unix-socket-mode is '9'; it must be three octal digits"),
+        ({"redis_url": "http://x"}, "--redis-url must be redis://HOST:PORT"),
+        ({"tcp": False}, "--tcp is off and unix_socket is empty"),
+        ({"tls_cert": "a.pem"}, "--tls-cert needs --tls-key"),
+        ({"tls_key": "a.pem"}, "--tls-key needs --tls-cert"),
+    ],
+)
+def test_a_setting_of_the_gateway_that_is_refused_is_named_as_it_was_given(
+    flags: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(CommandFailed, match=f"^{re.escape(problem)}"):
+        gateway_settings(load(flags))
 
 
 def test_a_checkpoint_with_another_tokenizer_is_refused(tmp_path: Path) -> None:

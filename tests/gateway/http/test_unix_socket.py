@@ -183,7 +183,7 @@ def test_both_sockets_are_bound_or_none(path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"tcp": False}, "without tcp, unix_socket is needed"),
+        ({"tcp": False}, "tcp is off and unix_socket is empty"),
         ({"tcp": False, "unix_socket": "x", "tls_cert": "a", "tls_key": "b"}, "tls_cert is for the TCP port"),
         ({"unix_socket_mode": "6600"}, "unix_socket_mode is '6600'"),
         ({"unix_socket_mode": "68"}, "unix_socket_mode is '68'"),

@@ -9,7 +9,8 @@ from workers.engine.runner import Chunk, DecodeRow, NotFiniteError, Runner
 from workers.faults.faulty_runner import FaultyRunner, with_faults
 from workers.faults.plan import Fault, PlannedFault, raising
 from workers.sampling.sample_spec import SampleSpec
-from workers.scripted.runner import STATE_BYTES, ContractError, ScriptedRunner
+from workers.scripted.contract import ContractError
+from workers.scripted.runner import STATE_BYTES, ScriptedRunner
 
 GREEDY = Sampling()
 

@@ -22,7 +22,7 @@ from tests.workers.iree.cpus import skip_unless_possible
 from tests.workers.rows_gate import run_rows_gate
 from tests.workers.tier_gate import run_tier_gate
 from workers.engine.runner import Chunk, DecodeRow
-from workers.iree.build.graph_plan import SAMPLE
+from workers.iree.build.graph_list import SAMPLE
 from workers.iree.runner import IreeRunner
 from workers.precision import CpuTarget, Dtype, Quantize
 from workers.sampling.sample_spec import SampleSpec

@@ -270,10 +270,13 @@ def test_a_head_that_drafts_nothing_is_not_reported(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_drafts_by_default() -> None:
-    """Steps take as long with more rows."""
+    """Steps take as long with more rows. Where other programs slow the measured ones down, drafts are tried later."""
     spec = structs.replace(scripted(), scripted=ScriptedSpec(tokens_per_second=500, drafts=True))
     engine = load(spec, lambda *_: None).engine
-    engine.submit(EngineRequest(1, (97,) * 40, max_tokens=200, constraint=AllowedTokens((97,), 257)))
-    while not engine.idle:
-        engine.step()
-    assert engine.gauges().accepted_tokens > 0
+    for stream in range(1, 101):
+        engine.submit(EngineRequest(stream, (97,) * 40, max_tokens=200, constraint=AllowedTokens((97,), 257)))
+        while not engine.idle and not engine.gauges().accepted_tokens:
+            engine.step()
+        if engine.gauges().accepted_tokens:
+            return
+    pytest.fail("no draft was accepted")

@@ -12,7 +12,8 @@ from tests.sampled import sampled
 from tests.workers.rows_gate import run_rows_gate
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import LogitEdits, SampleSpec
-from workers.scripted.runner import ALPHABET, ROW_BYTES, STATE_BYTES, ContractError, ScriptedRunner
+from workers.scripted.contract import ContractError
+from workers.scripted.runner import ALPHABET, ROW_BYTES, STATE_BYTES, ScriptedRunner
 
 GREEDY = Sampling()
 SEEDED = Sampling(temperature=1.0, seed=9)

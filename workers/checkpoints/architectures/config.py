@@ -1,24 +1,34 @@
 """Model configuration read from config.json: all that the runners know about an architecture."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from workers.checkpoints.architectures.families import FAMILIES
-from workers.checkpoints.architectures.family import ACTIVATIONS, NEUTRAL, Family, rotated_layers
+from workers.checkpoints.architectures.family import NEUTRAL, Family
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
+from workers.checkpoints.architectures.layer_fields import read_experts, read_plan
 from workers.checkpoints.architectures.mixers import (
     read_convolution,
     read_delta,
-    read_kinds,
     read_latent,
     read_mamba,
 )
+from workers.checkpoints.architectures.model_fields import (
+    read_activation,
+    read_attention_biases,
+    read_attention_scale,
+    read_dtype,
+    read_embedding_scale,
+    read_ffn,
+    read_heads,
+    read_logits_scaling,
+    read_max_positions,
+    read_mtp_layers,
+    read_residual_multiplier,
+)
 from workers.checkpoints.architectures.parts import (
     Activation,
-    ExpertRouter,
     Experts,
     GatedDelta,
     HeadNorm,
@@ -35,14 +45,14 @@ from workers.checkpoints.architectures.parts import (
     ShortConvolution,
 )
 from workers.checkpoints.architectures.registered_families import families_for
-from workers.checkpoints.architectures.rope import Llama3, LongRope, Rope, Yarn
-from workers.checkpoints.architectures.rope_fields import attention_sharpness, read_ropes
+from workers.checkpoints.architectures.rope import Rope
+from workers.checkpoints.architectures.rope_fields import read_ropes
 from workers.checkpoints.architectures.wrapper import WRAPPERS, unwrap
 from workers.checkpoints.documents import read_fields
 from workers.checkpoints.json_files import CheckpointError
 from workers.checkpoints.quantization_config import Quantization, parse_quantization
 from workers.errors import LoadRefused
-from workers.precision import KvDtype, Quantize
+from workers.precision import KvDtype, Quantize, WeightDtype
 
 DEFAULT_CONTEXT = 4096
 """Tokens of one slot unless more are asked for: KV memory is slots x context, and models state up to millions."""
@@ -51,8 +61,6 @@ CLASSIFIER = "ForSequenceClassification"
 """The ending of the classes of sequence classifiers."""
 SCORE = "score."
 """The prefix of the tensors that only those have."""
-
-WeightDtype = Literal["float32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +349,7 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
     _refuse_unsupported(fields, name, family)
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers", most=MAX_PARTS)
     latent = read_latent(fields, family)
-    heads, kv_heads, head_dim = _heads(fields, hidden, family, latent)
+    heads, kv_heads, head_dim = read_heads(fields, hidden, family, latent)
     ropes = read_ropes(
         fields,
         head_dim if latent is None else latent.rotated,
@@ -350,40 +358,40 @@ def _read(fields: Fields, families: Mapping[str, Family]) -> ModelConfig:
         grows_queries=family.grows_queries,
         sections=family.rope_sections,
     )
-    qkv_bias, o_bias = _attention_biases(fields, family)
-    experts = _experts(fields, family)
+    qkv_bias, o_bias = read_attention_biases(fields, family)
+    experts = read_experts(fields, family)
     config = ModelConfig(
         family=name,
         hidden_size=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn=_ffn(fields, family, hidden),
+        ffn=read_ffn(fields, family, hidden),
         vocab_size=fields.integer("vocab_size"),
-        plan=(plan := _plan(fields, family, layers)),
+        plan=(plan := read_plan(fields, family, layers)),
         ropes=ropes,
         experts=experts,
         names=family.names,
         norms=family.norms,
         norm_offset=family.norm_offset,
         head_norm=family.head_norm,
-        activation=_activation(fields, family),
+        activation=read_activation(fields, family),
         rms_eps=fields.number("rms_norm_eps", 1e-6),
-        embedding_scale=hidden**0.5 if family.scaled_embedding else _multiplier(fields, family, "embedding_multiplier"),
+        embedding_scale=read_embedding_scale(fields, family, hidden),
         rounds_embedding_scale=family.scaled_embedding,
-        attention_scale=_attention_scale(fields, family, head_dim, latent),
-        residual_multiplier=_residual_multiplier(fields, family, layers),
-        logits_scaling=_logits_scaling(fields, family, hidden),
+        attention_scale=read_attention_scale(fields, family, head_dim, latent),
+        residual_multiplier=read_residual_multiplier(fields, family, layers),
+        logits_scaling=read_logits_scaling(fields, family, hidden),
         attention_cap=fields.optional_number("attn_logit_softcapping"),
         logit_cap=fields.optional_number("final_logit_softcapping"),
         tie_embeddings=fields.flag("tie_word_embeddings", False),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
-        mtp_layers=_mtp_layers(fields, family),
+        mtp_layers=read_mtp_layers(fields, family),
         mtp=False,
         mtp_names=family.mtp,
-        max_positions=_max_positions(fields, family, ropes),
-        dtype=_dtype(fields),
+        max_positions=read_max_positions(fields, family, ropes),
+        dtype=read_dtype(fields),
         quantization=parse_quantization(fields.file, fields.values),
         norm_kind=family.norm_kind,
         norm_weights=family.norm_weights,
@@ -424,38 +432,6 @@ def _variant(fields: Fields, family: Family) -> Family:
     return family.variant(family, fields.of_family(family.defaults, family.field_names, family.aliases))
 
 
-def _ffn(fields: Fields, family: Family, hidden: int) -> int:
-    """Read the width of the MLP."""
-    if family.read_ffn is not None:
-        return family.read_ffn(fields)
-    return fields.integer("intermediate_size", family.ffn_factor and family.ffn_factor * hidden)
-
-
-def _attention_biases(fields: Fields, family: Family) -> tuple[bool, bool]:
-    """Read whether queries, keys and values have biases, and whether the output has."""
-    flag = fields.flag("attention_bias", False) if family.biases is None else family.biases
-    if family.output_bias is not None:
-        return flag, family.output_bias
-    return flag, family.biases is None and flag
-
-
-def _residual_multiplier(fields: Fields, family: Family, layers: int) -> float:
-    """Read the factor of what layers add, which MiniCPM states for all layers together."""
-    if "scale_depth" in family.reads:
-        depth: float = fields.number("scale_depth")
-        return depth / math.sqrt(layers)
-    return _multiplier(fields, family, "residual_multiplier")
-
-
-def _logits_scaling(fields: Fields, family: Family, hidden: int) -> float:
-    """Read the divisor of logits, which Cohere states as a factor, and MiniCPM by a width."""
-    if "dim_model_base" in family.reads:
-        return hidden / fields.integer("dim_model_base", hidden)
-    if "logit_scale" in family.reads:
-        return 1 / fields.number("logit_scale")
-    return _multiplier(fields, family, "logits_scaling")
-
-
 def _family(fields: Fields, families: Mapping[str, Family]) -> str:
     names = fields.get("architectures")
     if names is None:
@@ -478,177 +454,3 @@ def _refuse_unsupported(fields: Fields, name: str, family: Family) -> None:
         value = fields.get(field)
         if field not in family.reads and value is not None and value is not False and value != neutral:
             raise fields.error(field, f"{value!r} is not supported, only {neutral!r}")
-
-
-def _heads(fields: Fields, hidden: int, family: Family, latent: LatentAttention | None) -> tuple[int, int, int]:
-    """Read the numbers of query heads and of KV heads, and the lanes of a head."""
-    heads = fields.integer("num_attention_heads")
-    if latent is not None:
-        if fields.integer("num_key_value_heads", heads) != heads:
-            raise fields.error(
-                "num_key_value_heads", f"is not num_attention_heads, {heads}, of which each has a matrix"
-            )
-        return heads, 1, latent.keys
-    kv_heads = family.kv_heads or fields.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise fields.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads, {heads}")
-    head_dim = fields.integer("head_dim", max(1, hidden // heads))
-    if head_dim % 2:
-        raise fields.error("head_dim", f"{head_dim} is odd; rotary positions need pairs")
-    return heads, kv_heads, head_dim
-
-
-def _multiplier(fields: Fields, family: Family, name: str) -> float:
-    """Read a multiplier of a family that has it; it is 1 for every other family."""
-    return fields.number(name, 1.0) if name in family.reads else 1.0
-
-
-def _attention_scale(fields: Fields, family: Family, head_dim: int, latent: LatentAttention | None) -> float:
-    if latent is not None:
-        plain: float = latent.query**-0.5
-        return plain * attention_sharpness(fields) ** 2
-    if "attention_multiplier" in family.reads:
-        return fields.number("attention_multiplier")
-    scale: float = fields.number("query_pre_attn_scalar", head_dim) ** -0.5
-    return scale
-
-
-def _activation(fields: Fields, family: Family) -> Activation:
-    """Read the activation, which must be the family's: no other is what its models were trained with, or tested."""
-    for name in ("hidden_act", "hidden_activation"):
-        value = fields.get(name, family.activation)
-        if value == family.activation_alias:
-            continue
-        if family.any_activation and isinstance(value, str) and value in ACTIVATIONS:
-            return ACTIVATIONS[value]
-        if not isinstance(value, str) or ACTIVATIONS.get(value) != ACTIVATIONS[family.activation]:
-            raise fields.error(name, f"{value!r} is not supported, only {family.activation!r}")
-    return ACTIVATIONS[family.activation]
-
-
-def _plan(fields: Fields, family: Family, layers: int) -> tuple[LayerConfig, ...]:
-    windowed = _windowed(fields, family, layers)
-    window = fields.integer("sliding_window") if any(windowed) else None
-    rotated = rotated_layers(fields, layers) if family.marks_rotated_layers else (True,) * layers
-    if family.rotates_windowed and fields.get("sliding_window") is not None:
-        rotated = windowed
-    if not family.positions(fields):
-        rotated = (False,) * layers
-    experts = _layers_with_experts(fields, family, layers)
-    kinds = read_kinds(fields, family, layers)
-    return tuple(
-        LayerConfig(
-            window if windowed[layer] else None,
-            None if not rotated[layer] else int(family.local_rope is not None and windowed[layer]),
-            experts[layer],
-            kinds[layer],
-            mlp=not family.single_parts or kinds[layer] == "none",
-        )
-        for layer in range(layers)
-    )
-
-
-def _windowed(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
-    """Find the layers with an attention window: by `layer_types` (transformers 5), or by the family's rule."""
-    if family.mixers:
-        return (False,) * layers
-    kinds = fields.get("layer_types")
-    if kinds is not None and (
-        not isinstance(kinds, list)
-        or len(kinds) != layers
-        or any(kind not in ("full_attention", "sliding_attention") for kind in kinds)
-    ):
-        raise fields.error("layer_types", f"is not 'full_attention' or 'sliding_attention' for each of {layers} layers")
-    switched_off = family.window_switch and not fields.flag("use_sliding_window", False)
-    without = fields.get("sliding_window") is None and family.local_rope is None
-    if family.windowed is None or switched_off or without:
-        return (False,) * layers
-    if kinds is not None:
-        return tuple(kind == "sliding_attention" for kind in kinds)
-    return family.windowed(fields, layers)
-
-
-def _experts(fields: Fields, family: Family) -> Experts | None:
-    if not family.experts:
-        return None
-    name = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
-    count, chosen = fields.integer(name, most=MAX_PARTS), fields.integer("num_experts_per_tok")
-    if chosen > count:
-        raise fields.error("num_experts_per_tok", f"{chosen} is more than {name}, {count}")
-    normalize = family.normalizes_experts
-    if normalize is None:
-        normalize = fields.flag("norm_topk_prob", False)
-    ffn, router = fields.integer(family.expert_ffn), family.read_router(fields)
-    _check_groups(fields, router, count, chosen)
-    shared = _shared_width(fields, family, ffn)
-    latent = family.expert_latent
-    return Experts(
-        *(count, chosen, ffn, normalize, shared, family.shared_gate),
-        router=router,
-        biases=family.expert_biases,
-        gated=family.gated,
-        latent=0 if latent is None or fields.get(latent) is None else fields.integer(latent),
-    )
-
-
-def _check_groups(fields: Fields, router: ExpertRouter, count: int, chosen: int) -> None:
-    """Refuse groups that are not equal, or that leave too few experts to choose from."""
-    size = count // router.groups
-    if router.groups > 1 and (count % router.groups or size < router.group_best):
-        problem = f"{router.groups} groups of {count} experts are not equal, or of fewer than {router.group_best}"
-        raise fields.error("n_group", problem)
-    if not -(-chosen // size) <= router.kept_groups <= router.groups:
-        problem = f"{router.kept_groups} of {router.groups} groups of {size} experts do not leave {chosen} to choose"
-        raise fields.error("topk_group", problem)
-
-
-def _shared_width(fields: Fields, family: Family, expert: int) -> int:
-    """Read the width of the shared expert. It may be 0 in a family where that is the default, or that has a number of
-    shared experts."""
-    if family.shared_count is not None:
-        none = fields.get(family.shared_count) in (None, 0)
-        return 0 if none else expert * fields.integer(family.shared_count, most=MAX_PARTS)
-    name = family.shared_ffn
-    if name is None or fields.get(name) == 0 == family.defaults.get(name):
-        return 0
-    width: int = fields.integer(name)
-    return width
-
-
-def _layers_with_experts(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
-    """Find the layers with experts."""
-    if not family.experts:
-        return (False,) * layers
-    if family.layers_with_experts is not None:
-        return family.layers_with_experts(fields, layers)
-    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
-    if not isinstance(dense, list):
-        raise fields.error("mlp_only_layers", "is not a list of layers")
-    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
-
-
-def _mtp_layers(fields: Fields, family: Family) -> int:
-    """Read the number of heads for multi-token prediction, which may be 0."""
-    if family.mtp is None or fields.get(family.mtp.field, 0) == 0:
-        return 0
-    layers: int = fields.integer(family.mtp.field, most=MAX_PARTS)
-    return layers
-
-
-def _max_positions(fields: Fields, family: Family, ropes: tuple[Rope, ...]) -> int:
-    """Read the positions of the model. YaRN multiplies those that it was trained on, whatever `max_position_embeddings`
-    is."""
-    stated = fields.integer("max_position_embeddings", 2048)
-    if family.grows_queries:
-        scalings = [rope.scaling for rope in ropes]
-        return min([stated, *(each.original for each in scalings if isinstance(each, Yarn | Llama3 | LongRope))])
-    reached = [int(rope.scaling.factor * rope.scaling.original) for rope in ropes if isinstance(rope.scaling, Yarn)]
-    return max(stated, *reached) if reached else stated
-
-
-def _dtype(fields: Fields) -> WeightDtype:
-    name: Any = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    if name not in ("float32", "float16", "bfloat16"):
-        raise fields.error("dtype", f"{name!r} is not supported, only float32, float16 and bfloat16")
-    dtype: WeightDtype = name
-    return dtype

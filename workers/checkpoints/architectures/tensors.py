@@ -65,6 +65,12 @@ def tensors(config: ModelConfig) -> Iterator[Tensor]:
         yield Tensor("head_bias", ((f"{names.head}.bias", (config.vocab_size,)),))
 
 
+def stored_parameter_count(config: ModelConfig) -> int:
+    """Count the parameters that the checkpoint stores; a tied matrix counts once."""
+    sources = {name: math.prod(shape) for tensor in tensors(config) for name, shape in tensor.sources}
+    return sum(sources.values())
+
+
 def mtp_tensors(config: ModelConfig) -> Iterator[Tensor]:
     """List the tensors of the first head for multi-token prediction: a layer behind those of the model, and what is
     before and after it."""

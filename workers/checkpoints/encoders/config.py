@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.architectures.rope import Rope
 from workers.checkpoints.json_files import CheckpointError
-from workers.precision import Quantize
+from workers.precision import Quantize, WeightDtype
 
 
 @dataclass(frozen=True, slots=True)

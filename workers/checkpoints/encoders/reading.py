@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.architectures.family import ACTIVATIONS
 from workers.checkpoints.architectures.fields import MAX_PARTS, Fields
+from workers.checkpoints.architectures.model_fields import read_dtype
 from workers.checkpoints.architectures.parts import Activation
 from workers.checkpoints.architectures.rope import Ntk, Rope
 from workers.checkpoints.architectures.rope_fields import read_ropes
@@ -125,20 +125,12 @@ def _sizes(fields: Fields, family: str) -> dict[str, Any]:
         "hidden_size": fields.integer("hidden_size"),
         "ffn": fields.integer("intermediate_size"),
         "heads": fields.integer("num_attention_heads", most=MAX_PARTS),
-        "dtype": _dtype(fields),
+        "dtype": read_dtype(fields),
     }
 
 
 def _layers(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", most=MAX_PARTS)
-
-
-def _dtype(fields: Fields) -> WeightDtype:
-    name: Any = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    if name not in ("float32", "float16", "bfloat16"):
-        raise fields.error("dtype", f"{name!r} is not supported, only float32, float16 and bfloat16")
-    dtype: WeightDtype = name
-    return dtype
 
 
 def _activation(fields: Fields, name: str, default: str, names: Mapping[str, str] | None = None) -> Activation:

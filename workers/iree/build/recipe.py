@@ -12,7 +12,8 @@ from workers.checkpoints.gguf.find import MMPROJ_AUTO
 from workers.checkpoints.lora.adapted_matrices import adapter_stacks, read_adapters
 from workers.checkpoints.lora.adapter_places import AdapterPlaces
 from workers.iree.build.compiler import Compiler
-from workers.iree.build.graph_plan import GraphPlan, decode_buckets, prefill_chunks
+from workers.iree.build.graph_list import decode_buckets, prefill_chunks
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.device import Device, DeviceError
 from workers.iree.device.drivers import verifies_drafts

@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from workers.checkpoints.architectures.parts import full_layers
 from workers.engine.runner import LOOKED_ROWS, Chunk
 from workers.iree.batch_inputs import runs_of
-from workers.iree.build.graph_plan import QUERIES, GraphPlan
+from workers.iree.build.graph_list import QUERIES
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.device.device import Device
 from workers.iree.execution.prompt_inputs import PromptInputs
 from workers.iree.execution.slot_buffers import SlotBuffers

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import Chunk
-from workers.iree.build.graph_plan import HIDDEN, GraphPlan
+from workers.iree.build.graph_list import HIDDEN
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.device.device import Device
 from workers.iree.execution.prompt_inputs import PromptInputs
 from workers.iree.execution.prompts import PromptGraphs

@@ -8,7 +8,8 @@ import numpy as np
 from workers.engine.embeddings.prompt_embeddings import has_rows
 from workers.engine.runner import Chunk, DecodeRow
 from workers.iree.batch_inputs import SlotRun, attended_ends, runs_of
-from workers.iree.build.graph_plan import EMBEDDED, HIDDEN, GraphPlan
+from workers.iree.build.graph_list import EMBEDDED, HIDDEN
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.device.device import Device, Results
 from workers.iree.execution.decode_steps import DecodeSteps, rows_of
 from workers.iree.execution.prompt_inputs import PromptInputs

@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, Weights, open_weights
 from workers.checkpoints.gguf.gguf_weights import GgufWeights
 from workers.checkpoints.lora.adapters_digest import adapters_digest
@@ -33,7 +32,7 @@ from workers.mlx.runtime.window_ring import DRAFTED_ROWS, kept_rows, most_rows, 
 from workers.mlx.transposed import transpose_matrices
 from workers.mlx.vision.encoder import MlxTower
 from workers.mlx.vision.loading import open_tower
-from workers.precision import Quantize
+from workers.precision import Quantize, WeightDtype
 
 PREFILL_CHUNKS = (32, 128, 512)
 

@@ -8,7 +8,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from protocol.bounds import MAX_COUNT
-from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.checkpoints.encoders.config import EncoderConfig
 from workers.checkpoints.lone_config import LoneConfig
@@ -19,6 +18,7 @@ from workers.iree.device.drivers import DEFAULT_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.model import window_ring as iree_ring
 from workers.iree.model.width_padding import WidthPadding
 from workers.mlx.runtime import window_ring as mlx_ring
+from workers.precision import WeightDtype
 from workers.process.spec import WorkerSpec
 from workers.process.startup.state_sizes import all_states_bytes
 from workers.process.startup.tier_reserve import tier_reserve

@@ -1,10 +1,9 @@
 """Sparse prefill of a worker: whether its two models can do it, and what it costs, before anything is loaded."""
 
-import math
 from pathlib import Path
 
 from workers.checkpoints.architectures.parts import full_layers
-from workers.checkpoints.architectures.tensors import size_of, tensors
+from workers.checkpoints.architectures.tensors import size_of, stored_parameter_count, tensors
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.checkpoints.lone_config import LoneConfig
 from workers.engine.sparse.cost import LEAST_RATIO, PromptCost
@@ -37,7 +36,7 @@ def check_sparse(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> None:
             "left out: leave it out"
         )
     small = ModelConfig.from_dir(Path(spec.draft_model))
-    mine, others = _parameters(small), _parameters(config)
+    mine, others = stored_parameter_count(small), stored_parameter_count(config)
     if LEAST_RATIO * mine > others:
         raise SparseRefused(
             f"sparse_prefill: {spec.draft_model} has {mine} parameters, and {spec.model_path} has {others}: give a "
@@ -48,12 +47,6 @@ def check_sparse(spec: WorkerSpec, config: ModelConfig | LoneConfig) -> None:
             f"sparse_prefill: {spec.draft_model} has no layer without an attention window, or caps its attention: "
             "give another draft model"
         )
-
-
-def _parameters(config: ModelConfig) -> int:
-    """Return the parameters of a model; a tied matrix counts once."""
-    sources = {name: math.prod(shape) for tensor in tensors(config) for name, shape in tensor.sources}
-    return sum(sources.values())
 
 
 def prompt_cost(config: ModelConfig) -> PromptCost:

@@ -3,8 +3,8 @@
 import math
 from pathlib import Path
 
-from workers.checkpoints.architectures.config import WeightDtype
 from workers.checkpoints.weight_size import ITEM_BYTES
+from workers.precision import WeightDtype
 from workers.process.spec import WorkerSpec
 from workers.vision.parameters import parameter_shapes
 from workers.vision.tower import find_tower

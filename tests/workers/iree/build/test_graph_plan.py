@@ -13,7 +13,8 @@ import pytest
 from tests.checkpoints import LLAMA3_SCALING, make_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.iree.build import graph_plan as graphs
-from workers.iree.build.graph_plan import ON_DEMAND, PREFILL_CHUNKS, GraphPlan, decode_buckets, prefill_chunks
+from workers.iree.build.graph_list import ON_DEMAND, PREFILL_CHUNKS, decode_buckets, prefill_chunks
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.build.recipe import Recipe
 from workers.iree.kernels.ir.arithmetic import Bf16Dot, FloatFma
 from workers.iree.kernels.matmul.integer_dots import choose_integer_dots

@@ -6,7 +6,7 @@ from tests.workers.embeddings_gate import embedding_table, run_embeddings_gate
 from tests.workers.iree.conftest import Load
 from tests.workers.session_gate import run_session_gate
 from workers.engine.engine import BatchEngine
-from workers.iree.build.graph_plan import EMBEDDED
+from workers.iree.build.graph_list import EMBEDDED
 from workers.iree.runner import IreeRunner
 from workers.local_model import LocalModel
 

@@ -19,7 +19,8 @@ from tests.workers.tiled_gate import run_tiled_gate
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.inspection.memory_figures import MemoryFigures
 from workers.iree.build.ahead_of_time import compile_ahead
-from workers.iree.build.graph_plan import EMBEDDED, GraphPlan
+from workers.iree.build.graph_list import EMBEDDED
+from workers.iree.build.graph_plan import GraphPlan
 from workers.iree.runner import IreeRunner
 from workers.load_options import LoadOptions
 from workers.process.spec import WorkerSpec
