@@ -18,6 +18,7 @@ from workers.engine.step_result import SequenceStart, Token
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
+from workers.prefix_store.block import RowBlock
 from workers.prefix_store.entry import stored_size
 from workers.prefix_store.store import PrefixStore
 from workers.scripted.runner import ROW_BYTES, STATE_BYTES, ScriptedRunner
@@ -320,6 +321,34 @@ def test_a_long_prompt_is_saved_while_it_is_computed(
     assert serve(standby, request(1)) == (cold(request(1)), blocks * BLOCK_ROWS)
     standby.close()
     lost.close()
+
+
+def test_blocks_of_a_long_prompt_are_saved_in_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token proves the blocks that are left over."""
+    monkeypatch.setattr("workers.engine.tier.prefix_tier.EARLY_RUN", 5)
+    engine = begun(path, monkeypatch, len(PROMPT))  # 4 blocks
+    assert files(path) == []
+    engine.step()
+    engine.settle()
+    assert len(files(path)) == BLOCKS
+    engine.close()
+
+
+def test_a_block_that_is_there_without_the_one_before_is_saved_once(saved: Path) -> None:
+    """Blocks are not looked up behind one that is missing."""
+    by_parent = {file.name.partition("-")[2]: file.name.partition("-")[0] for file in files(saved)}
+    (first,) = set(by_parent) - set(by_parent.values())
+    store = PrefixStore(saved, 1 << 20)
+    store.discard(RowBlock(bytes.fromhex(by_parent[first]), bytes.fromhex(first)))
+    store.settle()
+    assert len(files(saved)) == BLOCKS - 1
+    engine = engine_with_tier(scripted(), saved)
+    assert serve(engine, request(1)) == (cold(request(1)), 0)
+    engine.settle()
+    assert len(files(saved)) == BLOCKS
+    assert engine.gauges().stored_bytes == BLOCKS * stored_size(BLOCK_ROWS * ROW_BYTES)
+    engine.close()
+    store.close()
 
 
 @pytest.mark.parametrize("own", [True, False])
