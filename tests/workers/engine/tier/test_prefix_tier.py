@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from protocol.scheduling import NORMAL, Urgency
 from tests.gate import alone
 from tests.workers.tier_gate import BLOCK_ROWS, engine_with_tier, run_tier_gate, serve
 from workers.engine.engine import BatchEngine
@@ -383,6 +384,26 @@ def test_restores_of_a_stream_that_was_lost_give_way_less(path: Path, saved: Pat
         engine.step()
         taken += 1
     assert taken == steps
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("urgency", "first"), [(NORMAL, 1), (Urgency(NORMAL.level + 1), 2)], ids=["equal", "less-urgent"]
+)
+def test_a_stream_that_was_lost_is_restored_before_new_prompts_of_its_level(
+    saved: Path, urgency: Urgency, first: int
+) -> None:
+    """A block a step."""
+    ticks = count()
+    runner = scripted()
+    tier = PrefixTier(PrefixStore(saved, 1 << 20), runner, block_rows=BLOCK_ROWS, clock=lambda: float(next(ticks)))
+    engine = BatchEngine(runner, max_queue=8, step_tokens=64, tier=tier)
+    engine.submit(request(2))
+    lost = request(1, resume=tuple(cold(request(1))[:1]), urgency=urgency)
+    engine.submit(lost)
+    engine.step()
+    rows = {stream: engine._scheduler.find(stream) for stream in (1, 2)}
+    assert [stream for stream, sequence in rows.items() if sequence and sequence.cached.rows] == [first]
     engine.close()
 
 
