@@ -6,7 +6,7 @@ PROMPT_SHARE = 0.03
 """The same of the time in which long prompts are computed: what is not saved of them would be computed again."""
 LONG_PROMPT = 1024
 """Tokens from which on a prompt is long: it is saved while it is computed."""
-BURST_S = 1.5
+BURST_S = 1.0
 """Time that may be taken in addition after a while without saves, such as for several long prompts."""
 DEBT_S = 0.25
 """Time that may be owed."""
