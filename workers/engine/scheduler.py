@@ -29,7 +29,7 @@ from workers.engine.request import (
     check_pooled,
 )
 from workers.engine.runner import RunnerCapabilities
-from workers.engine.scheduling.preemption import by_seniority, in_turn, victims
+from workers.engine.scheduling.preemption import by_seniority, in_turn, level_of, victims
 from workers.engine.scheduling.prefill_calls import PrefillCalls, StepPrompts
 from workers.engine.scheduling.slot_queue import SlotQueue
 from workers.engine.sequence import EngineSequence, PrefixCopy, ScheduledChunk, finish_without_slot
@@ -365,9 +365,11 @@ class Scheduler:
         return rows if rows == stored or self._states is None else 0
 
     def restoring(self) -> list[EngineSequence]:
-        """Return the sequences that take rows from the prefix tier, in the order in which prompts are prefilled."""
+        """Return the sequences that take rows from the prefix tier, in the order in which prompts are prefilled, but of
+        each level first the streams that another worker has begun."""
         restoring = [sequence for sequence in self._prefilling.values() if sequence.restores_to]
-        return in_turn(restoring, self._now) if restoring else []
+        ordered = in_turn(restoring, self._now) if restoring else []
+        return sorted(ordered, key=lambda sequence: (level_of(sequence, self._now), not sequence.request.resume))
 
     def restored(self, sequence: EngineSequence, rows: int) -> None:
         """Record rows that were taken from the prefix tier."""

@@ -50,7 +50,10 @@ class PrefixStore:
         """Keys of the blocks that wait to be removed."""
         self._busy = False
         self._closing = False
-        self._spent_s = 0.0
+        self._woken = True
+        """The thread knows of all changes that wait."""
+        self.spent_s = 0.0
+        """Seconds of processor time that changes have taken so far."""
         self.failures = 0
         """Blocks that could not be written or read."""
         self._thread = threading.Thread(target=self._run, name="prefix-store", daemon=True)
@@ -70,12 +73,6 @@ class PrefixStore:
     def used_bytes(self) -> int:
         """Bytes of all blocks in the directory, those of other workers included, after this one's last change."""
         return self._used_bytes
-
-    def take_spent_s(self) -> float:
-        """Return the seconds of processor time that changes have taken since the last call."""
-        with self._changed:
-            spent, self._spent_s = self._spent_s, 0.0
-        return spent
 
     def can_write(self) -> bool:
         """False for some time after a write has failed."""
@@ -111,16 +108,28 @@ class PrefixStore:
     def has_room(self, wait_s: float = 0.0) -> bool:
         """Return whether `offer` may be called now, or within some time."""
         with self._changed:
+            if wait_s:
+                self._wake()
             return self._changed.wait_for(self._may_take, wait_s)
 
     def offer(self, block: RowBlock, rows: bytes | memoryview) -> None:
-        """Write a block soon; `rows` must not change until then. Raises `ValueError` if too many wait."""
+        """Write a block soon after `write_offered` is called; `rows` must not change until then. One that waits already
+        is not taken. Raises `ValueError` if too many wait."""
         with self._changed:
+            if block.key in self._writing:
+                return
             if not self._may_take():
                 raise ValueError(f"{len(self._writing)} blocks wait already")
             self._writing[block.key] = len(rows)
             self._jobs.append(functools.partial(self._write, block, rows))
-            self._changed.notify_all()
+            self._woken = False
+
+    def write_offered(self) -> None:
+        """Begin to write what was offered: once for several blocks, because the thread that writes takes turns with the
+        caller."""
+        if not self._woken:
+            with self._changed:
+                self._wake()
 
     def touch(self, blocks: Sequence[RowBlock]) -> None:
         """Note that blocks were reused."""
@@ -143,6 +152,7 @@ class PrefixStore:
     def settle(self) -> None:
         """Wait until all changes are made. For tests and measurements."""
         with self._changed:
+            self._wake()
             self._changed.wait_for(lambda: not self._jobs and not self._busy)
 
     def close(self) -> None:
@@ -150,10 +160,14 @@ class PrefixStore:
         self._ahead.close(CLOSE_S)
         with self._changed:
             self._closing = True
-            self._changed.notify_all()
+            self._wake()
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():  # otherwise another process is suspended with the lock: the system closes it
             self._directory.close()
+
+    def _wake(self) -> None:
+        self._woken = True
+        self._changed.notify_all()
 
     def _may_take(self) -> bool:
         return len(self._writing) < QUEUED_BLOCKS and sum(self._writing.values()) < QUEUED_BYTES
@@ -161,7 +175,7 @@ class PrefixStore:
     def _post(self, job: Callable[[], None]) -> None:
         with self._changed:
             self._jobs.append(job)
-            self._changed.notify_all()
+            self._wake()
 
     def _run(self) -> None:
         while True:
@@ -179,7 +193,7 @@ class PrefixStore:
             except Exception as error:  # noqa: BLE001 - whatever it is, the changes after it must be made
                 self._fail("cannot be changed", repr(error), rest=0)
             with self._changed:
-                self._spent_s += time.thread_time() - began
+                self.spent_s += time.thread_time() - began
                 self._busy = False
                 self._changed.notify_all()
 

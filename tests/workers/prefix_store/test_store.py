@@ -70,6 +70,9 @@ def test_no_more_blocks_wait_than_the_bound(store: PrefixStore, monkeypatch: pyt
     for block in blocks[:QUEUED_BLOCKS]:
         assert store.has_room()
         store.offer(block, ROWS)
+        store.offer(block, ROWS)  # not taken again
+    assert not begun.is_set(), "several are written at once"
+    store.write_offered()
     assert begun.wait(30)
     assert not store.has_room()
     with pytest.raises(ValueError, match="wait already"):

@@ -31,6 +31,9 @@ SAVED_PER_STEP = 1 << 20
 """Bytes of blocks that are read from their slots in one step."""
 FEWEST_PER_STEP = 2
 """Blocks that are read in any case."""
+EARLY_RUN = 4
+"""Blocks of a prompt that are saved together while it is computed: what a save takes beside its copies, such as waking
+the thread that writes, is as much for one as for several."""
 SEEN_BLOCKS = 32_768
 """Blocks that are remembered, to tell those that are asked for again."""
 IDLE_WAIT_S = 0.1
@@ -67,7 +70,12 @@ class PrefixTier:
         self._log = structlog.get_logger()
         self._saves = True
         self._saves_per_step = max(FEWEST_PER_STEP, SAVED_PER_STEP // self._block_bytes)
+        self._early_run = min(EARLY_RUN, self._saves_per_step)
         self._budget = SaveBudget()
+        self._spent_s = 0.0
+        """Seconds of the store that the budget knows of."""
+        self._last_saved = b""
+        """The key of the last block that this step has saved."""
         self._budgeted_at = clock()
         self._long_prompts_s = 0.0
         """Seconds since then in which long prompts were computed."""
@@ -218,28 +226,41 @@ class PrefixTier:
         now = self.clock()
         self._budget.passed(now - self._budgeted_at, self._long_prompts_s)
         self._budgeted_at, self._long_prompts_s = now, 0.0
-        spent = self._store.take_spent_s()
+        spent = self._store.spent_s
         if not idle:
-            self._budget.took(spent)
+            self._budget.took(spent - self._spent_s)
+        self._spent_s = spent
         if not self._saves or not self._store.can_write():
             return
-        held = [each for each in slots if self._may_save(each[1], each[2] // self.block_rows)]
+        most = ((slot, cached, self._most(cached, rows)) for slot, cached, rows in slots)
+        held = [each for each in most if self._may_save(each[1], each[2])]
+        self._last_saved = b""
+        self.unsaved = self._save_held(held, idle=idle)
+        self._store.write_offered()
+
+    def _save_held(self, held: Sequence[tuple[int, CachedRows, int]], *, idle: bool) -> bool:
+        """Save what a step may save of these slots, up to so many blocks of each. Return whether something is left that
+        can be saved."""
         left = self._saves_per_step
         for known in (True, False):
-            for slot, cached, rows in held:
-                most = min(self._wanted(cached), self._proven(cached)) if known else rows // self.block_rows
+            for slot, cached, blocks in held:
+                most = min(self._wanted(cached), self._proven(cached)) if known else blocks
                 while (unsaved := self._next_unsaved(cached, most)) is not None:
                     if not left or not (known or idle or self._budget.allows):
-                        self.unsaved = True
-                        return
+                        return True
                     began = time.thread_time()
                     if not self._save(slot, cached, unsaved, IDLE_WAIT_S if idle else 0.0):
-                        self.unsaved = self._saves
-                        return
+                        return self._saves
                     if not idle:
                         self._budget.took(time.thread_time() - began)
                     left -= 1
                 self._pin(cached)
+        return False
+
+    def _most(self, cached: CachedRows, rows: int) -> int:
+        """Return the blocks that may be saved of so many rows: of those that no token has proven, whole runs."""
+        saved, run = cached.saved_blocks or 0, self._early_run
+        return max(self._proven(cached), saved + (rows // self.block_rows - saved) // run * run)
 
     def _may_save(self, cached: CachedRows, most: int) -> bool:
         """Return whether there may be something to save of a sequence with so many blocks. Cheap: most steps save
@@ -300,7 +321,9 @@ class PrefixTier:
         them."""
         while cached.saved_blocks is not None and cached.saved_blocks < most:
             block = self._blocks(cached, cached.saved_blocks + 1)[cached.saved_blocks]
-            if not self._store.holds(block):
+            # Looked up once for a run of blocks, because it takes half as long as to copy one: what follows a block
+            # that the store did not have, it does not have either.
+            if block.parent == self._last_saved or not self._store.holds(block):
                 return block
             cached.saved_blocks += 1
         if self._states is None or cached.saved_blocks is None:
@@ -318,7 +341,8 @@ class PrefixTier:
 
     def _save_block(self, slot: int, cached: CachedRows, block: RowBlock, wait_s: float) -> bool:
         assert cached.saved_blocks is not None, "it has a block to save"
-        if cached.saved_blocks and not self._store.holds(cached.blocks[cached.saved_blocks - 1]):
+        follows = block.parent == self._last_saved or not cached.saved_blocks
+        if not follows and not self._store.holds(cached.blocks[cached.saved_blocks - 1]):
             cached.saved_blocks = None  # the store is too small: what comes after would not be found
             return True
         if not self._store.has_room(wait_s):
@@ -331,6 +355,7 @@ class PrefixTier:
             self._log.error("prefix_not_saved", slot=slot, exc_info=error)
             return False
         self._store.offer(block, rows)
+        self._last_saved = block.key
         if cached.early_blocks is None and start + self.block_rows > cached.proven:
             cached.early_blocks = cached.saved_blocks
         cached.saved_blocks += 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from protocol.scheduling import NORMAL, Urgency
 from tests.gate import alone
 from tests.workers.tier_gate import BLOCK_ROWS, engine_with_tier, run_tier_gate, serve
 from workers.engine.engine import BatchEngine
@@ -18,6 +19,7 @@ from workers.engine.step_result import SequenceStart, Token
 from workers.engine.tier.prefix_tier import PrefixTier
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
+from workers.prefix_store.block import RowBlock
 from workers.prefix_store.entry import stored_size
 from workers.prefix_store.store import PrefixStore
 from workers.scripted.runner import ROW_BYTES, STATE_BYTES, ScriptedRunner
@@ -322,6 +324,34 @@ def test_a_long_prompt_is_saved_while_it_is_computed(
     lost.close()
 
 
+def test_blocks_of_a_long_prompt_are_saved_in_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token proves the blocks that are left over."""
+    monkeypatch.setattr("workers.engine.tier.prefix_tier.EARLY_RUN", 5)
+    engine = begun(path, monkeypatch, len(PROMPT))  # 4 blocks
+    assert files(path) == []
+    engine.step()
+    engine.settle()
+    assert len(files(path)) == BLOCKS
+    engine.close()
+
+
+def test_a_block_that_is_there_without_the_one_before_is_saved_once(saved: Path) -> None:
+    """Blocks are not looked up behind one that is missing."""
+    by_parent = {file.name.partition("-")[2]: file.name.partition("-")[0] for file in files(saved)}
+    (first,) = set(by_parent) - set(by_parent.values())
+    store = PrefixStore(saved, 1 << 20)
+    store.discard(RowBlock(bytes.fromhex(by_parent[first]), bytes.fromhex(first)))
+    store.settle()
+    assert len(files(saved)) == BLOCKS - 1
+    engine = engine_with_tier(scripted(), saved)
+    assert serve(engine, request(1)) == (cold(request(1)), 0)
+    engine.settle()
+    assert len(files(saved)) == BLOCKS
+    assert engine.gauges().stored_bytes == BLOCKS * stored_size(BLOCK_ROWS * ROW_BYTES)
+    engine.close()
+    store.close()
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_what_a_prompt_that_fails_has_saved_is_dropped(path: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
     """But not what was there before, which a token has proven."""
@@ -354,6 +384,26 @@ def test_restores_of_a_stream_that_was_lost_give_way_less(path: Path, saved: Pat
         engine.step()
         taken += 1
     assert taken == steps
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("urgency", "first"), [(NORMAL, 1), (Urgency(NORMAL.level + 1), 2)], ids=["equal", "less-urgent"]
+)
+def test_a_stream_that_was_lost_is_restored_before_new_prompts_of_its_level(
+    saved: Path, urgency: Urgency, first: int
+) -> None:
+    """A block a step."""
+    ticks = count()
+    runner = scripted()
+    tier = PrefixTier(PrefixStore(saved, 1 << 20), runner, block_rows=BLOCK_ROWS, clock=lambda: float(next(ticks)))
+    engine = BatchEngine(runner, max_queue=8, step_tokens=64, tier=tier)
+    engine.submit(request(2))
+    lost = request(1, resume=tuple(cold(request(1))[:1]), urgency=urgency)
+    engine.submit(lost)
+    engine.step()
+    rows = {stream: engine._scheduler.find(stream) for stream in (1, 2)}
+    assert [stream for stream, sequence in rows.items() if sequence and sequence.cached.rows] == [first]
     engine.close()
 
 
