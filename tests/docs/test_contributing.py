@@ -44,14 +44,25 @@ def test_a_command_that_others_run_is_on_a_page(command: str) -> None:
     assert command in LINES
 
 
+class CollectedTest:
+    """A test as pytest has collected it."""
+
+    def __init__(self, name: str, *marks: str) -> None:
+        self.name, self.nodeid, self.marks = name, f"tests/test_a.py::{name}", set(marks)
+
+    def add_marker(self, mark: str) -> None:
+        self.marks.add(mark)
+
+    def get_closest_marker(self, mark: str) -> bool:
+        return mark in self.marks
+
+
 def selected(config: Any) -> tuple[list[str], list[str]]:
     """The names of the tests that run, and of those that are left out."""
     left_out: list[Any] = []
     config.hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
-    items: list[Any] = [
-        SimpleNamespace(name=name, get_closest_marker=lambda marker, marks=marks: marker in marks)
-        for name, marks in (("plain", ()), ("slow", ("slow",)), ("further", ("slow", "exhaustive")))
-    ]
+    tests = [CollectedTest("plain[1]"), CollectedTest("plain[2]"), CollectedTest("slow", "slow")]
+    items: list[Any] = [*tests, CollectedTest("marked", "slow", "exhaustive"), CollectedTest("named[1]")]
     pytest_collection_modifyitems(config, items)
     return [each.name for each in items], [each.name for each in left_out]
 
@@ -63,11 +74,18 @@ def test_further_combinations_are_left_out(
     source: str, whole: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(EXHAUSTIVE, wanted)
+    monkeypatch.setattr("tests.conftest.FURTHER_CASES", {"test_a.py": ("plain[2]", "named")})
     sources = pytest.Config.ArgsSource
     config = SimpleNamespace(args_source=sources.TESTPATHS if whole else sources.ARGS)
     if source == "a process of xdist":
         config = SimpleNamespace(args_source=sources.ARGS, workerinput={"whole_suite": whole})
     if whole and wanted != "1":
-        assert selected(config) == (["plain", "slow"], ["further"])
+        assert selected(config) == (["plain[1]", "slow"], ["plain[2]", "marked", "named[1]"])
     else:
-        assert selected(config) == (["plain", "slow", "further"], [])
+        assert selected(config) == (["plain[1]", "plain[2]", "slow", "marked", "named[1]"], [])
+
+
+def test_a_further_case_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.conftest.FURTHER_CASES", {"test_a.py": ("plain[3]",)})
+    with pytest.raises(pytest.UsageError, match=r"tests/test_a\.py::plain\[3\]"):
+        selected(SimpleNamespace(args_source=pytest.Config.ArgsSource.TESTPATHS))

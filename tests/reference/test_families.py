@@ -13,6 +13,7 @@ import pytest
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.families import DENSE, FAMILIES, LATENT, MIXTURES
+from tests.families.uneven import UNEVEN
 from tests.reference import conftest
 from tests.reference.conftest import BACKENDS, Pair, Reference, dequantize, load_runner
 from tests.reference.jax_graphs import JaxGraphs
@@ -21,7 +22,6 @@ from tests.reference.layers.gemma4_layers import DENSE as GEMMA4_DENSE
 from tests.reference.layers.gemma4_layers import EXPERTS as GEMMA4_EXPERTS
 from tests.reference.layers.mamba_layers import NEMOTRON_EXPERTS, NEMOTRON_LATENTS
 from tests.sampled import sampled
-from tests.uneven import UNEVEN
 from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
 from workers.engine.runner import Chunk, DecodeRow
 from workers.sampling.sample_spec import SampleSpec

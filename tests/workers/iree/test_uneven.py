@@ -8,10 +8,10 @@ import pytest
 
 from protocol.request import Sampling
 from tests.checkpoints import make_checkpoint
+from tests.families.uneven import UNEVEN
 from tests.gate import run_gate
 from tests.prefix_gate import run_prefix_gate
 from tests.sampled import sampled
-from tests.uneven import UNEVEN
 from tests.workers.iree.conftest import Load, fetch_all
 from tests.workers.iree.test_gate import TOKENS, check_logits
 from workers.engine.runner import Chunk, DecodeRow

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import make_checkpoint
-from tests.uneven import UNEVEN
+from tests.families.uneven import UNEVEN
 from tests.vision_checkpoints import make_vision_checkpoint
 from workers.checkpoints.checkpoint import ModelConfig
 from workers.errors import LoadRefused

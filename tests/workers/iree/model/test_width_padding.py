@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkpoints import make_checkpoint
 from tests.families import FAMILIES
-from tests.uneven import UNEVEN
+from tests.families.uneven import UNEVEN
 from workers.checkpoints.architectures.tensors import tensors
 from workers.checkpoints.checkpoint import ModelConfig, open_weights
 from workers.iree.kernels.ir.arithmetic import Bf16Dot
