@@ -41,26 +41,30 @@ class ToolCommand:
     def result(self, call: ToolCall) -> str:
         """Return what the program printed. Raises `ToolFailed` and `ToolCancelled`."""
         given = {"id": call.id, "name": call.name, "arguments": _arguments(call)}
-        with tempfile.TemporaryFile() as file:
-            file.write(json.dumps(given).encode())
-            file.seek(0)
+        with interruptible() as interrupted:  # before the program runs, which Ctrl-C must end
+            process = self._start(json.dumps(given).encode())
             try:
-                # A group of its own ends whole, and does not get the terminal's Ctrl-C, which ends it in order.
-                process = subprocess.Popen(self._words, stdin=file, stdout=subprocess.PIPE, start_new_session=True)
-            except OSError as error:
-                raise ToolFailed(f"the tool could not be started: {error.strerror}") from error
-        try:
-            until = time.monotonic() + self._timeout_s
-            with interruptible() as interrupted:
+                until = time.monotonic() + self._timeout_s
                 output = self._read(process, until, interrupted)
-            status = process.wait(max(POLL_S, until - time.monotonic()))
-        except subprocess.TimeoutExpired as error:
-            raise ToolFailed("the tool closed its output and did not end") from error
-        finally:
-            _end(process)
+                status = process.wait(max(POLL_S, until - time.monotonic()))
+            except subprocess.TimeoutExpired as error:
+                raise ToolFailed("the tool closed its output and did not end") from error
+            finally:
+                _end(process)
         if status:
             raise ToolFailed(f"the tool failed with exit status {status}: {output.strip()[-1000:]}".removesuffix(": "))
         return output
+
+    def _start(self, given: bytes) -> subprocess.Popen[bytes]:
+        """Start the program with what it is given. Raises `ToolFailed`."""
+        with tempfile.TemporaryFile() as file:
+            file.write(given)
+            file.seek(0)
+            try:
+                # A group of its own ends whole, and does not get the terminal's Ctrl-C, which ends it in order.
+                return subprocess.Popen(self._words, stdin=file, stdout=subprocess.PIPE, start_new_session=True)
+            except OSError as error:
+                raise ToolFailed(f"the tool could not be started: {error.strerror}") from error
 
     def _read(self, process: subprocess.Popen[bytes], until: float, interrupted: Callable[[], bool]) -> str:
         """Read the output up to its end."""

@@ -108,8 +108,8 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/admin/keys/", "not found"),
         (
             "/v1/threads",
-            "; this server has /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/score, /v1/rerank, "
-            "/v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/models, /v1/health",
+            "; this server has /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/classify, /v1/score, "
+            "/v1/rerank, /v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/models, /v1/health",
         ),
         (
             "/v1/load_lora_adapter",

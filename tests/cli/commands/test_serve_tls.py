@@ -92,7 +92,7 @@ def test_a_take_over_goes_on_with_the_certificate_of_the_new_server(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tls-cert", "server.crt"], "tls_cert and tls_key go together"),
+        (["--tls-cert", "server.crt"], "--tls-cert needs --tls-key: they go together"),
         (
             ["--tls-cert", "server.crt", "--tls-key", "other.key"],
             "tls_key: other.key is not the key of",

@@ -27,7 +27,7 @@ from workers.checkpoints.checkpoint import ModelConfig
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest, RequestRefused
 from workers.engine.sparse.sparse_request import SparsePrompt
-from workers.iree.build import graph_plan
+from workers.iree.build import graph_list
 from workers.iree.model.window_ring import ring_rows
 from workers.iree.runner import IreeRunner
 
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A model whose ring is a single KV block, because calls are short."""
     path = make_checkpoint(tmp_path_factory.mktemp("ring"), "gemma3_text", fields={"sliding_window": 16})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph_plan, "PREFILL_CHUNKS", (32,))
+        patch.setattr(graph_list, "PREFILL_CHUNKS", (32,))
         patch.setattr(window_ring, "LARGEST_CHUNK", 32)
         patch.setattr(window_ring, "SPARE_ROWS", 9)
         yield path

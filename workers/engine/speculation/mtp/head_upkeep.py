@@ -16,7 +16,7 @@ LOST_STEPS = 0.75
 """Steps whose time is counted as lost by one step at most: the process may have waited for the CPU meanwhile."""
 TRIAL_STEPS = 2.0
 """Those of a trial; so many must be gained for it to follow all sequences again."""
-FIRST_REST, LONGEST_REST = 1024, 1 << 14
+FIRST_REST, LONGEST_REST = 256, 1 << 14
 """Steps between two trials: twice as many after each one that fails."""
 LOSS = 0.01
 """Part of the time of all steps that trials may cost: after one that took longer, the head rests for longer."""
