@@ -260,7 +260,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=at_least(1), default=5, help="system prompts")
     parser.add_argument("--gap-prompts", type=levels, default="100,3400", help="tokens of prompts, by commas")
     parser.add_argument("--streams", type=at_least(1), default=8, help="streams at once")
-    parser.add_argument("--gap-tokens", type=at_least(8), default=600, help="tokens of an answer of `gap`")
+    parser.add_argument("--gap-tokens", type=at_least(8), default=1000, help="tokens of an answer of `gap`")
     parser.add_argument("--gap-servers", nargs="+", choices=SERVERS, default=list(SERVERS), help="the tier of `gap`")
     parser.add_argument("--gap-rounds", type=at_least(1), default=1, help="kills of each server of `gap`")
     parser.add_argument("--tokens", type=at_least(8), default=100, help="tokens of an answer of `cost`")
