@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Literal
 
 from protocol.bounds import MAX_LABELS, MAX_NAME
+from workers.checkpoints.architectures.fields import brief
 from workers.checkpoints.documents import read_fields
 
 Function = Literal["sigmoid", "softmax", "identity"]
-FUNCTIONS: dict[object, Function] = {
+FUNCTIONS: dict[str, Function] = {
     "multi_label_classification": "sigmoid",
     "regression": "identity",
     "single_label_classification": "softmax",
@@ -30,9 +31,9 @@ class LabelNames:
         several labels exclude each other. Raises `CheckpointError` for an unknown one."""
         fields = read_fields(path)
         kind = fields.get("problem_type")
-        if kind is not None and kind not in FUNCTIONS:
-            raise fields.error("problem_type", f"{kind!r} is not supported, only {', '.join(map(str, FUNCTIONS))}")
-        function = FUNCTIONS.get(kind, "softmax")
+        if kind is not None and not (isinstance(kind, str) and kind in FUNCTIONS):
+            raise fields.error("problem_type", f"{brief(kind)} is not supported, only {', '.join(FUNCTIONS)}")
+        function = FUNCTIONS.get(str(kind), "softmax")
         if labels == 1 and function == "softmax":
             function = "sigmoid"
         if labels > MAX_LABELS:

@@ -39,6 +39,10 @@ def test_names_that_are_not_stated_are_those_of_transformers(tmp_path: Path) -> 
     assert names_of(tmp_path, MAX_LABELS + 1).names == ()
 
 
-def test_an_unknown_problem_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="problem_type: 'ranking' is not supported, only multi_label"):
-        names_of(tmp_path, 2, problem_type="ranking")
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [("ranking", "'ranking'"), (["a", "list"], r"\['a', 'list'\]"), ("x" * 99, "'" + "x" * 63 + r"\.{3}")],
+)
+def test_an_unknown_problem_is_refused(tmp_path: Path, kind: object, shown: str) -> None:
+    with pytest.raises(CheckpointError, match=f"problem_type: {shown} is not supported, only multi_label"):
+        names_of(tmp_path, 2, problem_type=kind)
