@@ -19,7 +19,7 @@ from workers.iree.device.compute_threads import compute_threads, pin_threads
 from workers.iree.device.cpu import Cpu
 from workers.iree.device.drivers import DEFAULT_DEVICE, GENERIC_DEVICE, LOCAL_DRIVERS, driver_of
 from workers.iree.device.gpu import COMMON_FLAGS, GPU_TARGETS, NEEDS, Gpu
-from workers.iree.device.thread_policy import compute_like, yield_to_compute_threads
+from workers.iree.device.thread_policy import stop_yielding, yield_to_compute_threads
 from workers.precision import CpuTarget
 
 STACK_BYTES = 1 << 18
@@ -119,7 +119,7 @@ class Device:
             )
         before = set(compute_threads())
         if self.driver == DEFAULT_DEVICE:
-            compute_like(before)
+            stop_yielding()
         try:
             # The driver that the runtime keeps has the threads of the first device of the process.
             driver = create_hal_driver(self.driver) if on_cpu else rt.get_driver(self.driver)

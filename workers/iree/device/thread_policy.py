@@ -2,7 +2,10 @@
 
 import contextlib
 import os
-from collections.abc import Collection
+import threading
+
+_yielding = threading.local()
+"""Has `here` set on threads that `yield_to_compute_threads` has given another policy."""
 
 
 def yield_to_compute_threads() -> None:
@@ -17,14 +20,14 @@ def yield_to_compute_threads() -> None:
     with contextlib.suppress(OSError):  # a sandbox may forbid either call; steps are slower then
         if os.sched_getscheduler(0) == os.SCHED_OTHER:  # the default
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            _yielding.here = True
 
 
-def compute_like(threads: Collection[int]) -> None:
-    """Undo `yield_to_compute_threads` if the given compute threads, of a device of this thread, have another policy:
-    those of a further device are about to inherit that of the calling thread."""
-    if not threads or not hasattr(os, "SCHED_BATCH"):
-        return
+def stop_yielding() -> None:
+    """Undo what `yield_to_compute_threads` has done: compute threads that are started inherit this thread's policy."""
+    if not getattr(_yielding, "here", False):
+        return  # it is the default, or somebody else's choice
+    _yielding.here = False
     with contextlib.suppress(OSError):  # as above
-        plain = all(os.sched_getscheduler(thread) == os.SCHED_OTHER for thread in threads)
-        if plain and os.sched_getscheduler(0) == os.SCHED_BATCH:
+        if os.sched_getscheduler(0) == os.SCHED_BATCH:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
