@@ -26,7 +26,7 @@ from actors.supervision.worker_actor import WorkerRef
 from actors.transport.rejections import Rejections
 from gateway.answer_budget import AnswerBudget
 from gateway.body_budget import BodyBudget, HeldBody
-from gateway.errors import RefusalCode, RequestError
+from gateway.errors import ModelRequired, RefusalCode, RequestError
 from gateway.generation.answer_size import check_answer_size, token_bytes
 from gateway.generation.prompt_query import PromptQuery
 from gateway.generation.request import GenerationRequest, SequenceRequest
@@ -553,10 +553,15 @@ class Router(Actor[WorkerNotice | Terminated]):
         """Names of the models, in the order in which they were added."""
         return self.pool.models()
 
-    def only_model(self) -> str:
-        """Return the own name of the only model; empty if there are several or none."""
+    def named_or_only(self, model: str | None) -> str:
+        """Return the model that a body names, or the own name of the only one. Raises `ModelRequired` if it names none
+        and there are several or none."""
+        if model is not None:
+            return model
         models = self.models()
-        return models[0] if len(models) == 1 else ""
+        if len(models) != 1:
+            raise ModelRequired
+        return models[0]
 
     def no_model(self, name: str, *, field: str = "model", among: Sequence[str] | None = None) -> RequestError:
         """The error for an unknown model, with the names of those that exist, or those `among` which the client may

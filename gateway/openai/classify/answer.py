@@ -8,8 +8,7 @@ import msgspec
 
 from gateway.generation.delta import OutputDelta, TokenCounts
 from gateway.generation.pooled.vectors import numbers, vectors
-from gateway.openai.embeddings.answer import token_usage
-from gateway.openai.fields import extension, head_fields
+from gateway.openai.embeddings.answer import list_answer
 from gateway.streaming import sse
 from gateway.streaming.dialect import AnswerHead
 
@@ -35,11 +34,10 @@ class ClassifyAnswer:
     def whole(
         self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
     ) -> Iterator[bytes]:
-        yield _encode(head_fields("list", head))[:-1] + b',"data":['
         found = vectors(deltas)
-        for place, index in enumerate(sorted(found)):
-            values = numbers(found[index])
-            best = max(range(len(values)), key=values.__getitem__)
-            item = {"index": index, "label": self.names[best], "probs": values, "num_classes": len(values)}
-            yield (b"," if place else b"") + _encode(item)
-        yield b"]," + _encode(token_usage(counts) | extension(continued))[1:]
+        parts = (self._object(index, numbers(found[index])) for index in sorted(found))
+        return list_answer(head, "data", parts, counts, continued=continued)
+
+    def _object(self, index: int, values: Sequence[float]) -> bytes:
+        best = max(range(len(values)), key=values.__getitem__)
+        return _encode({"index": index, "label": self.names[best], "probs": values, "num_classes": len(values)})

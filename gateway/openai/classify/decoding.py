@@ -4,15 +4,14 @@ from functools import partial
 
 import msgspec
 
-from gateway.errors import ModelRequired, RequestError, invalid
+from gateway.errors import RequestError, invalid
 from gateway.generation.field_names import FieldNames
-from gateway.generation.pooled.texts import input_names, pooled_request
+from gateway.generation.pooled.texts import pooled_request
 from gateway.generation.unsupported_options import NeutralValues, refuse_options
 from gateway.http.json_body import decode_body
 from gateway.openai.classify.answer import ClassifyAnswer
 from gateway.openai.classify.schema import ClassifyBody
-from gateway.openai.completions.fields import prompt_inputs
-from gateway.openai.embeddings.decoding import truncation
+from gateway.openai.embeddings.decoding import named_inputs, truncation
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
@@ -36,9 +35,7 @@ class ClassifyDecoder:
     def classify(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/classify`."""
         body = decode_body(self._body, raw)
-        model = self._router.only_model() if body.model is None else body.model
-        if not model:
-            raise ModelRequired
+        model = self._router.named_or_only(body.model)
         if body.messages is not None:
             text = "`messages` are not classified: send the text in `input`, as the model's own template writes it"
             raise invalid("messages", text, ErrorCode.UNSUPPORTED)
@@ -50,14 +47,13 @@ class ClassifyDecoder:
             text = f"the model {model!r} does not classify texts: choose another one"
             raise RequestError(ErrorCode.UNSUPPORTED, text, field="model")
         probabilities = body.use_activation is not False
-        inputs = prompt_inputs(body.input, "input")
-        several = not isinstance(body.input, str) and not isinstance(body.input[0], int)
+        inputs, names = named_inputs(body.input)
         request = pooled_request(
             self._settings,
             len(raw),
             model=model,
             inputs=inputs,
-            names=input_names("input", len(inputs), several=several),
+            names=names,
             pooled=Pooled(
                 "scores",
                 activate=False,

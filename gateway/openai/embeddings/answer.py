@@ -1,7 +1,7 @@
 """Answers of `/v1/embeddings`, in parts of one vector each."""
 
 from binascii import b2a_base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -19,6 +19,16 @@ _encode = msgspec.json.Encoder().encode
 def token_usage(counts: TokenCounts) -> dict[str, dict[str, int]]:
     """The `usage` field of an answer without generated tokens."""
     return {"usage": {"prompt_tokens": counts.prompt, "total_tokens": counts.prompt}}
+
+
+def list_answer(
+    head: AnswerHead, name: str, parts: Iterable[bytes], counts: TokenCounts, *, continued: bool
+) -> Iterator[bytes]:
+    """Write an answer with a list of this name, in parts: encoded values, with commas between those of one part."""
+    yield _encode(head_fields("list", head))[:-1] + b',"%s":[' % name.encode()
+    for place, part in enumerate(parts):
+        yield (b"," if place else b"") + part
+    yield b"]," + _encode(token_usage(counts) | extension(continued))[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +49,10 @@ class EmbeddingsAnswer:
     def whole(
         self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
     ) -> Iterator[bytes]:
-        yield _encode(head_fields("list", head))[:-1] + b',"data":['
         found = vectors(deltas)
-        for place, index in enumerate(sorted(found)):
-            begin = b'%s{"object":"embedding","index":%d,"embedding":' % (b"," if place else b"", index)
-            vector = found[index]
-            value = b'"%s"' % b2a_base64(vector, newline=False) if self.base64 else _encode(numbers(vector))
-            yield begin + value + b"}"
-        yield b"]," + _encode(token_usage(counts) | extension(continued))[1:]
+        parts = (self._object(index, found[index]) for index in sorted(found))
+        return list_answer(head, "data", parts, counts, continued=continued)
+
+    def _object(self, index: int, vector: bytes) -> bytes:
+        value = b'"%s"' % b2a_base64(vector, newline=False) if self.base64 else _encode(numbers(vector))
+        return b'{"object":"embedding","index":%d,"embedding":%s}' % (index, value)

@@ -10,10 +10,11 @@ from gateway.http.json_body import decode_body
 from gateway.openai.completions.fields import prompt_inputs
 from gateway.openai.embeddings.answer import EmbeddingsAnswer
 from gateway.openai.embeddings.schema import EmbeddingsBody
+from gateway.openai.schema import Prompt
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import Decoded
 from protocol.errors import ErrorCode
-from protocol.request import Pooled
+from protocol.request import Input, Pooled
 
 OPTIONS: NeutralValues = {
     "embed_dtype": ("float32",),
@@ -53,20 +54,26 @@ class EmbeddingsDecoder:
             special=body.add_special_tokens is not False,
             prompt=body.prompt_name or body.input_type or "",
         )
-        several = not isinstance(body.input, str) and not isinstance(body.input[0], int)
-        inputs = prompt_inputs(body.input, "input")
+        inputs, names = named_inputs(body.input)
         named = {"prompt_name": "prompt_name" if body.prompt_name else "input_type"}
         request = pooled_request(
             self._settings,
             len(raw),
             model=body.model or "",
             inputs=inputs,
-            names=input_names("input", len(inputs), several=several),
+            names=names,
             pooled=pooled,
             cache_salt=body.cache_salt or "",
             fields=FieldNames(NAMES | named),
         )
         return Decoded(request, EmbeddingsAnswer(base64=body.encoding_format == "base64"))
+
+
+def named_inputs(given: Prompt) -> tuple[list[Input], tuple[str, ...]]:
+    """Return the texts of `input`, and their names in errors. Raises `RequestError`."""
+    inputs = prompt_inputs(given, "input")
+    several = not isinstance(given, str) and not isinstance(given[0], int)
+    return inputs, input_names("input", len(inputs), several=several)
 
 
 def truncation(given: int | None) -> int | None:

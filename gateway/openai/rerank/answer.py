@@ -7,8 +7,7 @@ from typing import NoReturn
 import msgspec
 
 from gateway.generation.delta import OutputDelta, TokenCounts
-from gateway.openai.embeddings.answer import token_usage
-from gateway.openai.fields import extension, head_fields
+from gateway.openai.embeddings.answer import list_answer
 from gateway.openai.rerank.similarity import PairScores
 from gateway.streaming import sse
 from gateway.streaming.dialect import AnswerHead
@@ -37,7 +36,7 @@ class ComparisonAnswer:
         self, head: AnswerHead, deltas: Sequence[OutputDelta], counts: TokenCounts, *, continued: bool
     ) -> Iterator[bytes]:
         values = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self.scores.values)]
-        yield from _listed(head, "data", values, counts, continued=continued)
+        return list_answer(head, "data", _parts(values), counts, continued=continued)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +67,9 @@ class RerankAnswer:
             | ({} if self.documents is None else {"document": {"text": self.documents[index]}})
             for index in order
         ]
-        yield from _listed(head, "results", results, counts, continued=continued)
+        return list_answer(head, "results", _parts(results), counts, continued=continued)
 
 
-def _listed(
-    head: AnswerHead, name: str, values: Sequence[object], counts: TokenCounts, *, continued: bool
-) -> Iterator[bytes]:
-    """Write an answer with a list, in parts."""
-    yield _encode(head_fields("list", head))[:-1] + b',"%s":[' % name.encode()
+def _parts(values: Sequence[object]) -> Iterator[bytes]:
     for at in range(0, len(values), PART):
-        yield (b"," if at else b"") + _encode(values[at : at + PART])[1:-1]
-    yield b"]," + _encode(token_usage(counts) | extension(continued))[1:]
+        yield _encode(values[at : at + PART])[1:-1]

@@ -5,7 +5,7 @@ from functools import partial
 
 import msgspec
 
-from gateway.errors import ModelRequired, RequestError, invalid
+from gateway.errors import RequestError, invalid
 from gateway.generation.field_names import FieldNames, same_names
 from gateway.generation.pooled.texts import input_names, pooled_request
 from gateway.generation.request import GenerationRequest
@@ -51,7 +51,7 @@ class ComparisonDecoder:
     def rerank(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/rerank`."""
         body = decode_body(self._body, raw)
-        model = self._model(body.model)
+        model = self._router.named_or_only(body.model)
         refuse_options(body, OPTIONS, OPTIONS)
         documents = [each if isinstance(each, str) else each.text for each in body.documents]
         names = input_names("documents", len(documents), several=True)
@@ -74,7 +74,7 @@ class ComparisonDecoder:
         for name in ("prompt", "completion"):
             if getattr(body, name) is not None:
                 raise invalid(name, f"`{name}` and `text_1` exclude each other: texts are compared, or scored")
-        model = self._model(body.model)
+        model = self._router.named_or_only(body.model)
         if body.text_1 is None or body.text_2 is None:
             missing = "text_1" if body.text_1 is None else "text_2"
             raise invalid(missing, f"`{missing}` is required")
@@ -159,13 +159,6 @@ class ComparisonDecoder:
         )
         before, after = prompts
         return request, PairScores([(places[before, first], places[after, second]) for first, second in pairs])
-
-    def _model(self, given: str | None) -> str:
-        """Return the model of a body. Raises `ModelRequired` for one without it where several are served."""
-        model = self._router.only_model() if given is None else given
-        if not model:
-            raise ModelRequired
-        return model
 
     def _prompts(self, model: str) -> tuple[str, str]:
         """Return the names of a model's prompts for queries and for documents, as sentence-transformers' `encode_query`
