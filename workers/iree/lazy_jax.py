@@ -38,6 +38,7 @@ JAX_OPTIONS = {
 """The options of JAX in every process that traces; a release of JAX may lack some of them."""
 
 
+@functools.cache
 def jax_versions() -> tuple[str, str]:
     """The versions of jax and jaxlib, which are not imported for it."""
     return version("jax"), version("jaxlib")

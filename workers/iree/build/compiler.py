@@ -1,5 +1,6 @@
 """iree-compile as a subprocess, and its results on disk, keyed by the digest of everything that they depend on."""
 
+import functools
 import hashlib
 import json
 import subprocess
@@ -17,6 +18,11 @@ BACKGROUND_SECONDS = 6 * 3600.0
 """The same for a compiler that gets the processor time that others leave: on a machine that is never idle, next to
 none."""
 NO_ROOM = "No space left on device"
+
+
+@functools.cache
+def _compiler_version() -> str:
+    return version("iree-base-compiler")  # from its metadata: a worker that finds all in the cache never imports it
 
 
 class CompileError(Exception):
@@ -42,7 +48,7 @@ class Compiler:
 
     def key(self, source: str) -> str:
         """Return the digest of a text and of how it would be compiled."""
-        parts = [source, *self._flags, version("iree-base-compiler"), self._target]
+        parts = [source, *self._flags, _compiler_version(), self._target]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
     def find(self, key: str) -> Path | None:
