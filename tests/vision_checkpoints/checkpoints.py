@@ -1,6 +1,6 @@
 """Tiny multimodal checkpoints with random weights, made and saved by transformers.
 
-`make_vision_checkpoint` needs torch, so tests that call it have the marker `reference`.
+`make_vision_checkpoint` needs torch: tests that call it are skipped without.
 """
 
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 from tokenizers import AddedToken, Tokenizer
 
@@ -31,8 +32,7 @@ def make_vision_checkpoint(
 ) -> Path:
     """Write a checkpoint of one of `VISION_FAMILIES` into `directory` and return it; random weights, to which positions
     and norms matter. Further fields of its files are in `vision`, `text`, `fields` and `preprocessor`."""
-    import torch
-
+    torch = pytest.importorskip("torch", reason="needs the `reference` extra")
     case = VISION_FAMILIES[family]
     ids = write_tokenizer(directory, case)
     model = make_vision_model(family, ids, seed=seed, vision=vision, text=text, fields=fields)
