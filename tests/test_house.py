@@ -246,7 +246,18 @@ NEVER = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 """Modules that deserialize code or objects."""
 
 MAY_USE = {
-    "protocol": {"protocol", "msgspec", "collections", "enum", "typing", "array", "bisect", "hashlib"},
+    "protocol": {
+        "protocol",
+        "msgspec",
+        "collections",
+        "enum",
+        "typing",
+        "array",
+        "bisect",
+        "hashlib",
+        "re",
+        "dataclasses",
+    },
     "baton_serve": {"os", "sys", "runpy"},
 }
 """All that these packages may import. `baton_serve` runs before PYTHONPATH is out of the way."""

@@ -12,11 +12,11 @@ import sys
 
 from actors.process.logs import configure_logging
 from actors.process.parent_death import ParentWatch
+from protocol.hub_id import HubId
 from workers.errors import LoadRefused
 from workers.hub.adapter import AdapterDownload
 from workers.hub.download import Download
 from workers.hub.errors import HubError
-from workers.hub.hub_id import HubId
 
 
 def main(name: str, kind: str = "model") -> None:

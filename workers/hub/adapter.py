@@ -5,9 +5,9 @@ from pathlib import Path
 
 from protocol.adapter_files import ADAPTER_FILES
 from protocol.bounds import MAX_ADAPTER_BYTES
+from protocol.hub_id import HubId
 from workers.hub.download import Download, Plan, Report, existing
 from workers.hub.errors import HubCause, HubError, disk_full
-from workers.hub.hub_id import HubId
 
 CONFIG, *WEIGHTS = ADAPTER_FILES
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protocol.hub_id import HubId
 from workers.checkpoints.gguf.find import SUFFIX, choose, first_file, models, quantization_of
 from workers.hub.errors import HubCause, HubError
-from workers.hub.hub_id import HubId
 
 if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo

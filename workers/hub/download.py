@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from protocol.hub_id import HubId
 from workers.checkpoints.gguf.find import DEFAULT, SUFFIX, choose, choose_projector, models, projectors
 from workers.checkpoints.gguf.gguf_file import shard_files
 from workers.checkpoints.weight_files import missing_files
 from workers.hub.errors import HubCause, HubError, disk_full, explain
-from workers.hub.hub_id import HubId
 
 FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 """Patterns of the files that a worker reads."""

@@ -4,8 +4,8 @@ import errno
 from collections.abc import Iterator
 from enum import StrEnum
 
+from protocol.hub_id import HubId
 from workers.errors import LoadRefused
-from workers.hub.hub_id import HubId
 
 
 class HubCause(StrEnum):

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from protocol.hub_id import HubId
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.checkpoints.gguf.find import SUFFIX
 from workers.checkpoints.json_files import A_MODEL
 from workers.hub.download import Download
-from workers.hub.hub_id import HubId
 
 
 def resolve_model(path_or_hub_id: str, *, projector: bool = False) -> Path:

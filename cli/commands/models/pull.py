@@ -12,9 +12,9 @@ from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from cli.terminal.byte_size import size
 from cli.terminal.download_bar import download_bar
+from protocol.hub_id import HubId
 from workers.errors import LoadRefused
 from workers.hub.download import Download, Plan
-from workers.hub.hub_id import HubId
 from workers.inspection.servable import Servable
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from cli.commands.models.pull import confirm, hub_model
 from cli.config.errors import CommandFailed
 from cli.terminal.byte_size import size
+from protocol.hub_id import HubId
 from workers.errors import LoadRefused
 from workers.hub.cache import CachedModel, HubCache
-from workers.hub.hub_id import HubId
 from workers.inspection.running import running_workers
 
 

@@ -25,10 +25,10 @@ from cli.config.panels.field import ENGINE, JOINING, LIMITS, MODEL, SERVER
 from cli.config.settings import Settings, of_panels
 from cli.terminal.byte_size import size
 from cli.terminal.conversation import Conversation
+from protocol.hub_id import HubId
 from protocol.request import Limits, Sampling
 from workers.errors import LoadRefused
 from workers.hub.download import Download
-from workers.hub.hub_id import HubId
 from workers.hub.resolve import hub_id
 
 ASK_S = 2.0

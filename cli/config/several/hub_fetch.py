@@ -12,8 +12,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from baton_serve.start import module_command
 from gateway.admin.adapters.adapter_sources import AdapterFetchFailed
 from gateway.models.terms import ModelUnavailable
+from protocol.hub_id import HubId
 from workers.hub.errors import HubCause
-from workers.hub.hub_id import HubId
 
 REPORTED = 0.1
 """Share of a download after which its progress is logged again."""

@@ -19,9 +19,9 @@ from cli.config.several.planned_model import PlannedModel, configured_terms
 from gateway.fleet.launch import LaunchRefused, WorkerLaunch
 from gateway.models.context_shares import ModelMemory
 from gateway.models.terms import ModelTerms, ModelUnavailable
+from protocol.hub_id import HubId
 from workers.errors import LoadRefused
 from workers.hub.download import Download, WithProjector
-from workers.hub.hub_id import HubId
 from workers.hub.resolve import hub_id
 from workers.process.spec import WorkerSpec
 

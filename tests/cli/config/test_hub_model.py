@@ -17,11 +17,11 @@ from cli.config.sources import load
 from gateway.admin.adapters.adapter_sources import AdapterFetchFailed
 from gateway.fleet.launch import LaunchRefused
 from gateway.models.terms import ModelTerms, ModelUnavailable
+from protocol.hub_id import HubId
 from tests.checkpoints import make_checkpoint
 from tests.workers.hub.hub_server import HubServer
 from workers.hub.download import Download
 from workers.hub.errors import HubCause, HubError
-from workers.hub.hub_id import HubId
 from workers.process.spec import WorkerSpec
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("no_settings")]

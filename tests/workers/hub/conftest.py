@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from protocol.hub_id import HubId
 from tests.checkpoints import make_checkpoint
 from tests.workers.hub.hub_server import HubServer
 from workers.hub.download import Download
-from workers.hub.hub_id import HubId
 
 TINY = HubId("org/tiny")
 

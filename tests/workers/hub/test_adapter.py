@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from protocol.hub_id import HubId
 from tests.workers.hub.hub_server import HubServer
 from workers.hub import adapter
 from workers.hub.adapter import AdapterDownload, resolve_adapter
 from workers.hub.errors import HubCause, HubError
-from workers.hub.hub_id import HubId
 
 FILES = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"weights"}
 OTHERS = {"README.md": b"x", "optimizer.pt": b"x", "tokenizer.json": b"{}", "checkpoint-1/adapter_config.json": b"{}"}

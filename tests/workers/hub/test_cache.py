@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from protocol.hub_id import HubId
 from tests.workers.hub.conftest import TINY
 from tests.workers.hub.hub_server import HubServer
 from workers.hub.cache import SHORTEST_COMMIT, HubCache
 from workers.hub.download import Download
 from workers.hub.errors import HubCause, HubError
-from workers.hub.hub_id import HubId
 
 
 def two_revisions(hub: HubServer, tiny: Download) -> tuple[Path, Path]:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from protocol.hub_id import HubId
 from tests.attacks.environment.surrounded import ROOT, needs_namespaces
 from tests.workers.hub.conftest import TINY
 from tests.workers.hub.hub_server import HubServer
 from workers.hub.cache import HubCache
 from workers.hub.download import Download
 from workers.hub.errors import HubCause, HubError
-from workers.hub.hub_id import HubId
 
 READ = {
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
@@ -182,7 +182,7 @@ def test_two_downloads_at_once_are_safe(hub: HubServer, cache: Path) -> None:
     """In two processes, into one cache."""
     script = (
         "import sys; from pathlib import Path; from workers.hub.download import Download; "
-        "from workers.hub.hub_id import HubId; d = Download(HubId('org/tiny'), sys.argv[1], Path(sys.argv[2])); "
+        "from protocol.hub_id import HubId; d = Download(HubId('org/tiny'), sys.argv[1], Path(sys.argv[2])); "
         "d.run(d.plan()); print(d.cached())"
     )
     command = [sys.executable, "-c", script, hub.url, str(cache)]

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from cli.config.options import complete_hub_model
+from protocol.hub_id import HubId
 from tests.workers.hub.hub_server import HubServer, hub_error
 from workers.checkpoints.gguf.find import choose, choose_projector, models, quantization_of
 from workers.hub.cache import HubCache
 from workers.hub.download import Download, WithProjector
 from workers.hub.errors import HubCause, HubError
-from workers.hub.hub_id import HubId
 
 REPO = "org/model-GGUF"
 SHARDS = ("model-BF16-00001-of-00002.gguf", "model-BF16-00002-of-00002.gguf")

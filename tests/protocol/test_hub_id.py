@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.hub.hub_id import MAX_REPO, MAX_REVISION, HubId
+from protocol.hub_id import MAX_REPO, MAX_REVISION, HubId
 
 
 @pytest.mark.parametrize(
