@@ -4,6 +4,8 @@ DECAY = 1 - 1 / 32
 """Weight of a drafted token relative to the next one."""
 PRIOR_TOKENS = 2.0
 """Drafted tokens as which the rate of others counts at the start."""
+KNOWN_TOKENS = 8
+"""Further tokens from which on their own rate counts alone."""
 
 
 class _Rate:
@@ -12,12 +14,15 @@ class _Rate:
     def __init__(self, start: float) -> None:
         self._tokens = PRIOR_TOKENS
         self._accepted = PRIOR_TOKENS * start
+        self.recorded = 0
+        """Tokens in all."""
 
     @property
     def value(self) -> float:
         return self._accepted / self._tokens
 
     def record(self, accepted: int, rejected: int) -> None:
+        self.recorded += accepted + rejected
         for _ in range(accepted):
             self._tokens, self._accepted = self._tokens * DECAY + 1, self._accepted * DECAY + 1
         for _ in range(rejected):
@@ -41,8 +46,14 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        """The estimate for each further token, within 0 and 1."""
-        return self._next.value
+        """The estimate for each further token, within 0 and 1. Until some were drafted it is that of the first one at
+        least: drafts of one token would never tell that longer ones gain more."""
+        own = self._next.value
+        return own if self._known else max(own, self.first)
+
+    @property
+    def _known(self) -> bool:
+        return self._next.recorded >= KNOWN_TOKENS or (self._others is not None and self._others._known)
 
     def expected(self, drafted: int) -> float:
         """Return how many of so many tokens may be accepted."""

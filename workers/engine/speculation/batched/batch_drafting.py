@@ -231,25 +231,29 @@ class BatchDrafting:
             for own, room in zip(rates, most, strict=True)
         ]
         chosen = self._choose(costs, self._step_cost(costs, len(decoding)), offers, len(offers) + max(most))
-        saved = alone * (1.0 - 1.0 / chosen.speed)
-        worth = [
-            decoding[at]
-            for missing, at in sorted(lacking)
-            if self._worth(decoding[at], missing, saved if chosen.lengths[at] else 0.0)
-        ]
+        drafting = sum(map(bool, chosen.lengths))
+        saved = alone * (1.0 - 1.0 / chosen.speed) / max(1, drafting)
+        one = self._costs.prepared(1)
+        most = int(alone / one) if one else 1
+        worth: list[EngineSequence] = []
+        before = 0
+        for missing, at in sorted(lacking):
+            if chosen.lengths[at] and self._worth(decoding[at], missing, saved, (before + missing) / most if one else 1):
+                worth.append(decoding[at])
+                before += missing
         if not worth and self._budget.allows_probe:
             worth = [decoding[min(lacking)[1]]]
         if not worth:
             return False
-        one = self._costs.prepared(1)
         began = self._clock()
-        if count := self._drafter.prepare(worth, int(alone / one) if one else 1):
+        if count := self._drafter.prepare(worth, most):
             self._costs.record_prepared(count, self._clock() - began)
         return True
 
-    def _worth(self, sequence: EngineSequence, missing: int, saved: float) -> bool:
-        """Return whether to compute the missing tokens of a sequence, where so many seconds a token may be saved."""
-        left = sequence.max_length - len(sequence.tokens)
+    def _worth(self, sequence: EngineSequence, missing: int, saved: float, steps: float) -> bool:
+        """Return whether to compute the missing tokens of a sequence, where so many seconds a token may be saved, so
+        many steps from now on."""
+        left = sequence.max_length - len(sequence.tokens) - steps
         gain = saved * min(left, max(LIKELY_TOKENS, sequence.completion_tokens))
         cost = self._costs.prepared(missing)
         return gain > (0.0 if cost is None else cost)
