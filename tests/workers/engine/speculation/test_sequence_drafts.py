@@ -1,6 +1,6 @@
 """Drafts that are not verified are compared, and those that fail pause."""
 
-from workers.engine.speculation.acceptance import Acceptance
+from workers.engine.speculation.acceptance import KNOWN_TOKENS, Acceptance
 from workers.engine.speculation.sequence_drafts import MAX_PAUSE, UNVERIFIED, SequenceDrafts
 
 
@@ -123,6 +123,18 @@ def test_the_first_token_and_those_after_it_are_counted_apart() -> None:
         acceptance.record(6, 0)
     assert 0.4 < acceptance.first < 0.6
     assert acceptance.rate > 0.95
+
+
+def test_drafts_of_one_token_tell_that_longer_ones_may_be_right() -> None:
+    others = Acceptance()
+    mine = Acceptance(others)
+    for _ in range(30):
+        mine.record(1, 1)
+    assert (mine.rate, others.rate) == (mine.first, others.first), "no further token was drafted"
+    for _ in range(KNOWN_TOKENS):
+        mine.record(2, 1)
+    assert mine.rate < 0.2 < 0.9 < mine.first
+    assert Acceptance(others).rate == others.rate, "that of others is known"
 
 
 def test_what_follows_a_rejected_token_tells_nothing() -> None:

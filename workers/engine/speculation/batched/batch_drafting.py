@@ -17,6 +17,7 @@ from workers.engine.speculation.batched.draft_budget import DraftBudget
 from workers.engine.speculation.batched.draft_costs import DraftCosts
 from workers.engine.speculation.batched.joint_lengths import ChosenLengths, Offer, joint_lengths
 from workers.engine.speculation.batched.open_draft import OpenDraft
+from workers.engine.speculation.batched.preparation import Lacking, worth_preparing
 from workers.engine.speculation.mtp.head_upkeep import HeadUpkeep
 from workers.engine.speculation.step_costs import StepCosts
 
@@ -111,7 +112,7 @@ class BatchDrafting:
         """
         began = self._clock()
         try:
-            prepared = self._prepare(costs, decoding, most)
+            prepared = self._prepare(costs, decoding, known, most, rows)
             planned = self._plan(costs, decoding, known, most, rows)
         except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the streams
             self._failed(error)
@@ -181,11 +182,26 @@ class BatchDrafting:
 
     def _offer(self, sequence: EngineSequence, known: Offer, most: int) -> Offer:
         """Return what may be drafted for a sequence: by the drafter, if it is ready and is more often right."""
-        own = self._acceptance_of(sequence)
-        if not most or (known.length and known.first >= own.first) or self._drafter.missing(sequence):
+        if not most or self._likelier(known, sequence) or self._drafter.missing(sequence):
             return known
-        room = min(most, MAX_LENGTH, self._drafter.room(sequence))
-        return Offer(room, own.first, own.rate, batched=True) if room else known
+        room = min(most, self._drafter.room(sequence))
+        return self._own_offer(sequence, room) if room else known
+
+    def _own_offer(self, sequence: EngineSequence, most: int) -> Offer:
+        own = self._acceptance_of(sequence)
+        return Offer(min(most, MAX_LENGTH), own.first, own.rate, batched=True)
+
+    def _likelier(self, known: Offer, sequence: EngineSequence) -> bool:
+        """Return whether a known draft is right at least as often as those of the drafter."""
+        return known.length > 0 and known.first >= self._acceptance_of(sequence).first
+
+    def _looked_up(self, sequence: EngineSequence, known: Offer) -> bool:
+        """Return whether a sequence has no use for the drafter: a likelier draft is known, or most of its tokens were
+        drafted by look-ups."""
+        drafts = sequence.drafts
+        return self._likelier(known, sequence) or (
+            drafts is not None and 2 * drafts.accepted > sequence.completion_tokens
+        )
 
     def _probe(self, offers: Sequence[Offer]) -> list[int] | None:
         """Return lengths for a step in which nothing is drafted otherwise, if it is time to try again."""
@@ -214,49 +230,64 @@ class BatchDrafting:
             self._costs.record_draft(len(opened), steps, self._clock() - began)
         return {at: draft for at, draft in opened.items() if draft.tokens}
 
-    def _prepare(self, costs: StepCosts, decoding: Sequence[EngineSequence], most: Sequence[int]) -> bool:
+    def _prepare(
+        self,
+        costs: StepCosts,
+        decoding: Sequence[EngineSequence],
+        known: Sequence[Offer],
+        most: Sequence[int],
+        rows: int,
+    ) -> bool:
         """Compute some of the tokens that the drafter lacks, of sequences for which it is worth it, those that lack
         least first. The call takes about as long as a step at most. Returns whether any were computed."""
         alone = costs.measured(len(decoding))
         lacking = [
             (missing, at)
-            for at, (sequence, room) in enumerate(zip(decoding, most, strict=True))
-            if room and (missing := self._drafter.missing(sequence)) and self._drafter.room(sequence)
+            for at, (sequence, offer, room) in enumerate(zip(decoding, known, most, strict=True))
+            if room
+            and not self._looked_up(sequence, offer)
+            and (missing := self._drafter.missing(sequence))
+            and self._drafter.room(sequence)
         ]
         if not lacking or not alone:
             return False
-        rates = [self._acceptance_of(each) for each in decoding]
-        offers = [
-            Offer(min(room, MAX_LENGTH), own.first, own.rate, batched=True)
-            for own, room in zip(rates, most, strict=True)
-        ]
-        chosen = self._choose(costs, self._step_cost(costs, len(decoding)), offers, len(offers) + max(most))
-        drafting = sum(map(bool, chosen.lengths))
-        saved = alone * (1.0 - 1.0 / chosen.speed) / max(1, drafting)
-        one = self._costs.prepared(1)
-        most = int(alone / one) if one else 1
-        worth: list[EngineSequence] = []
-        before = 0
-        for missing, at in sorted(lacking):
-            if chosen.lengths[at] and self._worth(decoding[at], missing, saved, (before + missing) / most if one else 1):
-                worth.append(decoding[at])
-                before += missing
+        token_s = self._costs.prepared(1) or 0.0
+        tokens = max(1, int(alone / token_s)) if token_s else 1
+        saved = self._saved(costs, alone, decoding, known, most, rows)
+        described = [Lacking(missing, _tokens_left(decoding[at]), saved[at]) for missing, at in lacking]
+        worth = [decoding[lacking[index][1]] for index in worth_preparing(described, token_s, tokens)]
         if not worth and self._budget.allows_probe:
             worth = [decoding[min(lacking)[1]]]
         if not worth:
             return False
         began = self._clock()
-        if count := self._drafter.prepare(worth, most):
+        if count := self._drafter.prepare(worth, tokens):
             self._costs.record_prepared(count, self._clock() - began)
         return True
 
-    def _worth(self, sequence: EngineSequence, missing: int, saved: float, steps: float) -> bool:
-        """Return whether to compute the missing tokens of a sequence, where so many seconds a token may be saved, so
-        many steps from now on."""
-        left = sequence.max_length - len(sequence.tokens) - steps
-        gain = saved * min(left, max(LIKELY_TOKENS, sequence.completion_tokens))
-        cost = self._costs.prepared(missing)
-        return gain > (0.0 if cost is None else cost)
+    def _saved(
+        self,
+        costs: StepCosts,
+        alone: float,
+        decoding: Sequence[EngineSequence],
+        known: Sequence[Offer],
+        most: Sequence[int],
+        rows: int,
+    ) -> list[float]:
+        """Return the seconds that drafts of each sequence may save for each of its tokens, beside the drafts that are
+        `known`, once all of them are ready. `alone` is the time of a step without any."""
+        offers = [
+            offer if self._looked_up(sequence, offer) else self._own_offer(sequence, room)
+            for sequence, offer, room in zip(decoding, known, most, strict=True)
+        ]
+        step_cost = self._step_cost(costs, len(decoding))
+        chosen = self._choose(costs, step_cost, offers, rows)
+        drafting = [bool(length) and offer.batched for offer, length in zip(offers, chosen.lengths, strict=True)]
+        if not any(drafting):
+            return [0.0] * len(decoding)
+        without = self._choose(costs, step_cost, known, rows).speed if any(each.length for each in known) else 1.0
+        saved = alone * max(0.0, 1.0 / without - 1.0 / chosen.speed) / sum(drafting)
+        return [saved if drafts else 0.0 for drafts in drafting]
 
     def _step_cost(self, costs: StepCosts, sequences: int) -> Callable[[int], float]:
         """Return the cost of drafting a token for each of some sequences, as a function of their number."""
@@ -269,3 +300,8 @@ class BatchDrafting:
     def _failed(self, error: Exception) -> None:
         self.failures = 1
         self._log.error("drafter_failed", drafter=type(self._drafter).__name__, exc_info=error)
+
+
+def _tokens_left(sequence: EngineSequence) -> int:
+    """Return how many tokens an answer is expected to go on for."""
+    return min(sequence.max_length - len(sequence.tokens), max(LIKELY_TOKENS, sequence.completion_tokens))

@@ -1,7 +1,10 @@
 """Measured costs of drafting: of a draft step by its sequences, and of a token that is computed before. Pure."""
 
 from collections import deque
+from collections.abc import Collection
 from statistics import median
+
+from workers.engine.speculation.step_costs import ENOUGH
 
 GROWTH = 0.1
 """Assumed cost of a further sequence relative to a draft step, until more sequences than any are measured."""
@@ -33,13 +36,18 @@ class DraftCosts:
         `target_s` is the cost of a step of the target."""
         known = self._steps.get(sequences)
         if known is not None:
-            return median(known)
+            return _usual(known)
         fewer = max((each for each in self._steps if each < sequences), default=None)
         if fewer is not None:
-            return median(self._steps[fewer]) * (1.0 + GROWTH * (sequences - fewer))
+            return _usual(self._steps[fewer]) * (1.0 + GROWTH * (sequences - fewer))
         more = min(self._steps, default=None)
-        return self._relative * target_s if more is None else median(self._steps[more])
+        return self._relative * target_s if more is None else _usual(self._steps[more])
 
     def prepared(self, tokens: int) -> float | None:
         """Return the cost of so many tokens that are computed before a draft; None until it is measured."""
-        return median(self._prepared) * tokens if self._prepared else None
+        return _usual(self._prepared) * tokens if self._prepared else None
+
+
+def _usual(seconds: Collection[float]) -> float:
+    """Return the median, and of few the least: after an outlier nothing would be drafted, and so nothing measured."""
+    return min(seconds) if len(seconds) < ENOUGH else median(seconds)

@@ -1,6 +1,6 @@
 """A draft model by its costs: it drafts where that gains, and loses no more than its budget where it does not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -8,6 +8,7 @@ from tests.workers.engine.harness.batched import drafting_with
 from workers.engine.engine import BatchEngine
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Chunk, DecodeRow
+from workers.engine.sequence import EngineSequence
 from workers.engine.speculation.batched.batch_drafting import BatchDrafting
 from workers.engine.speculation.batched.draft_budget import DEBT_STEPS, LOSS
 from workers.engine.speculation.batched.draft_model import DraftModel
@@ -149,3 +150,53 @@ def test_steps_are_measured_for_a_model_while_look_ups_rest() -> None:
         engine.step()
     assert drafter.calls == 1
     assert engine.gauges().accepted_tokens - before > 20
+
+
+class Steep(Timed):
+    """Each further row of a step takes 0.4 of the first one's time, as on the CPU backend of MLX."""
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[int | None]:
+        self._time.now += 0.35 * self._step_s * (len(rows) - 1)
+        return super().decode(rows)
+
+
+class Quotes(NoDrafter):
+    """Knows the answers to requests up to a stream."""
+
+    def __init__(self, sequence: EngineSequence, answers: Mapping[int, Sequence[int]], last: int) -> None:
+        self._sequence = sequence
+        self._answer = answers[sequence.request.stream] if sequence.request.stream <= last else ()
+
+    def draft(self, most: int) -> Sequence[int]:
+        at = self._sequence.completion_tokens
+        return tuple(self._answer[at : at + most])
+
+
+def test_look_ups_leave_the_budget_of_a_model_to_answers_that_they_cannot_draft() -> None:
+    """Prompts of which the answer is looked up are not computed by the draft model, so that it is tried at the first
+    other one."""
+    time, answers = Time(), dict[int, list[int]]()
+
+    def generate(device: Steep, speculator: Speculator | None) -> list[float]:
+        engine = BatchEngine(device, max_queue=9, step_tokens=512, speculator=speculator, clock=lambda: time.now)
+        seconds = []
+        for stream in range(10):
+            engine.submit(EngineRequest(stream, (97 + stream,) * 500, max_tokens=200))
+            began = time.now
+            while not engine.idle:
+                result = engine.step()
+                assert not result.failures
+                if speculator is None:
+                    answers.setdefault(stream, []).extend(each.token for each in result.tokens)
+            seconds.append(time.now - began)
+        return seconds
+
+    plain = generate(Steep(time, 1.0), None)
+    device, draft = Steep(time, 1.0), DraftModel(Timed(time, 0.1))
+    drafting = BatchDrafting(draft, 0.1, clock=lambda: time.now)
+    speculator = Speculator(
+        device.capabilities, lambda each: [Quotes(each, answers, 7)], batched=drafting, clock=lambda: time.now
+    )
+    drafted = generate(device, speculator)
+    assert sum(plain[:8]) / sum(drafted[:8]) > 1.5
+    assert sum(plain[8:]) / sum(drafted[8:]) > 1.2
