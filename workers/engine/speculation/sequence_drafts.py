@@ -1,5 +1,6 @@
 """The drafts of one sequence: what drafts its tokens, and how often they were accepted. Pure."""
 
+import math
 from collections.abc import Sequence
 
 from workers.engine.speculation.acceptance import Acceptance
@@ -7,6 +8,8 @@ from workers.engine.speculation.drafter import Drafter
 
 UNVERIFIED = 4
 """Tokens of a draft that is not verified, which are compared with those that the sequence gets."""
+RECENT_TOKENS = 64.0
+"""Tokens in which the weight of a token in `SequenceDrafts.recent_share` falls to 1/e."""
 MAX_PAUSE = 64
 """The most tokens between two drafts of a drafter whose drafts are not verified."""
 
@@ -60,9 +63,18 @@ class SequenceDrafts:
         self._sources = [_Source(each, rates.setdefault(type(each).__name__, Acceptance())) for each in drafters]
         self._source = self._sources[0]
         """That of the last draft."""
-        self.drafted = 0
-        """Tokens that were verified, of which so many were accepted:"""
-        self.accepted = 0
+        self._begun_at = self._counted_at = len(tokens)
+        self._recent = 0.0
+        """Accepted tokens before `_counted_at`, each by its weight then, relative to the weight of all tokens."""
+
+    @property
+    def recent_share(self) -> float:
+        """The part of the last tokens that were drafted and accepted, within 0 and 1; 0 before any."""
+        generated = len(self._tokens) - self._begun_at
+        if generated <= 0 or not self._recent:
+            return 0.0
+        all_tokens = 1.0 - math.exp(-generated / RECENT_TOKENS)
+        return min(1.0, self._recent_now() / all_tokens)
 
     @property
     def first(self) -> float:
@@ -98,6 +110,9 @@ class SequenceDrafts:
 
     def verified(self, drafted: int, accepted: int) -> None:
         """Record the last draft, of which so many tokens were verified."""
-        self.drafted += drafted
-        self.accepted += accepted
+        self._recent = self._recent_now() + accepted / RECENT_TOKENS
+        self._counted_at = len(self._tokens)
         self._source.verified(drafted, accepted)
+
+    def _recent_now(self) -> float:
+        return self._recent * math.exp((self._counted_at - len(self._tokens)) / RECENT_TOKENS)

@@ -31,7 +31,8 @@ def test_a_draft_that_was_not_verified_counts_as_the_tokens_show() -> None:
         tokens.append(token)
     assert drafts.draft(6) == [5, 6, 7, 8, 9, 10]
     assert (drafts.first, drafts.rate) > before
-    assert (drafter.calls, drafts.drafted) == (2, 0)
+    assert drafter.calls == 2
+    assert drafts.recent_share == 0.0, "it was not verified"
 
 
 def test_a_drafter_pauses_longer_each_time_that_it_would_have_failed() -> None:
@@ -46,7 +47,7 @@ def test_a_drafter_pauses_longer_each_time_that_it_would_have_failed() -> None:
     tokens += [len(tokens) + at for at in range(MAX_PAUSE + UNVERIFIED)]
     drafts.draft(3)
     drafts.verified(3, 3)
-    assert (drafts.drafted, drafts.accepted) == (3, 3)
+    assert drafts.recent_share > 0.0
 
 
 def test_the_draft_of_which_most_is_expected_is_used() -> None:
@@ -72,7 +73,20 @@ def test_a_draft_that_a_constraint_forbids_counts_for_its_sequence_alone() -> No
         drafts.forbidden()
     assert drafts.first < 0.1
     assert rates["Counting"].first == 0.5
-    assert drafts.drafted == 0
+    assert drafts.recent_share == 0.0
+
+
+def test_the_share_of_accepted_tokens_is_that_of_the_last_ones() -> None:
+    tokens = [0] * 100
+    drafts = SequenceDrafts(tokens, [Counting(tokens)], {})
+    assert drafts.recent_share == 0.0
+    for _ in range(3):
+        drafts.draft(3)
+        drafts.verified(4, 3)
+        tokens.extend([0] * 4)
+    assert 0.7 < drafts.recent_share < 0.8, "three of four"
+    tokens.extend([0] * 300)
+    assert drafts.recent_share < 0.01
 
 
 def test_expected_tokens_are_the_sum_of_their_probabilities() -> None:

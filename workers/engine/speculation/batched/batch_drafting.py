@@ -27,6 +27,8 @@ PROBE_LENGTH = 2
 """Tokens of a draft that is made only to measure how many are accepted."""
 LIKELY_TOKENS = 64
 """Tokens that an answer is expected to go on for, at least; one that is longer, for as many as it has."""
+MOST = 0.5
+"""The part of a sequence's last tokens from which on look-ups draft most of them."""
 MAX_PAUSE = 16
 """The most steps without a look at what may be drafted, after steps in which nothing was."""
 
@@ -196,12 +198,10 @@ class BatchDrafting:
         return known.length > 0 and known.first >= self._acceptance_of(sequence).first
 
     def _looked_up(self, sequence: EngineSequence, known: Offer) -> bool:
-        """Return whether a sequence has no use for the drafter: a likelier draft is known, or most of its tokens were
-        drafted by look-ups."""
+        """Return whether a sequence has no use for the drafter: a likelier draft is known, or most of its last tokens
+        were drafted by look-ups."""
         drafts = sequence.drafts
-        return self._likelier(known, sequence) or (
-            drafts is not None and 2 * drafts.accepted > sequence.completion_tokens
-        )
+        return self._likelier(known, sequence) or (drafts is not None and drafts.recent_share > MOST)
 
     def _probe(self, offers: Sequence[Offer]) -> list[int] | None:
         """Return lengths for a step in which nothing is drafted otherwise, if it is time to try again."""
