@@ -26,7 +26,7 @@ def worth_preparing(lacking: Sequence[Lacking], token_s: float, tokens: int) -> 
     for at in sorted(range(len(lacking)), key=lambda at: lacking[at].missing):
         missing, left, saved_s = lacking[at]
         steps = (before + missing) / tokens if token_s else 0.0
-        if saved_s * (left - steps) > 1.4 * token_s * missing:
+        if saved_s * (left - steps) > token_s * missing:
             chosen.append(at)
             before += missing
     return chosen
