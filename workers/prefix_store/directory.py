@@ -187,7 +187,7 @@ class StoreDirectory:
         now = time.time()
         for file in map(self.file, blocks):
             with contextlib.suppress(FileNotFoundError):  # it was evicted
-                until = min(max(file.stat().st_mtime, now) + REUSE_S, now + MOST_AHEAD_S)
+                until = min(max(_evict_at(file.stat().st_mtime, now), now) + REUSE_S, now + MOST_AHEAD_S)
                 os.utime(file, (until, until))
 
     def pin(self, owner: str, blocks: Sequence[RowBlock], rows: int, seconds: float) -> None:
@@ -234,8 +234,14 @@ class StoreDirectory:
             return []
 
     def _set_pins(self, pinned: Sequence[pins.PinnedBlock]) -> None:
-        """Write the file of pins. That of a process that is killed meanwhile is damaged, and has no pins."""
-        (self.path / _PINS).write_bytes(pins.encode(pinned))
+        """Replace the file of pins whole: a process that is killed meanwhile, or a full disk, leaves those before."""
+        new = self.path / f"{_PINS}-new"
+        try:
+            new.write_bytes(pins.encode(pinned))
+            new.replace(self.path / _PINS)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
 
     def _check_free(self, size: int) -> None:
         system = os.statvfs(self.path)
@@ -276,7 +282,7 @@ class StoreDirectory:
         total = sum(entry.size for entry in entries.values()) + others
         if total + size > self._max_bytes:
             most, now = int(self._max_bytes * (1 - SLACK_SHARE)) - size, time.time()
-            pinned = {each.key.hex() for each in self._pins() if each.until > now}
+            pinned = {each.key.hex() for each in self._pins() if pins.is_live(each, now)}
             total = self._evict_to(most, entries, total, pinned)
             if total + size > self._max_bytes:
                 total = self._evict_to(most, entries, total, set())
@@ -308,6 +314,7 @@ class StoreDirectory:
 
     def _scan(self) -> tuple[dict[str, _StoredBlock], int]:
         """Return the blocks by their keys, and the bytes of temporary files."""
+        now = time.time()
         entries: dict[str, _StoredBlock] = {}
         others = 0
         with os.scandir(self.path) as files:
@@ -318,7 +325,7 @@ class StoreDirectory:
                     with contextlib.suppress(FileNotFoundError):
                         status = file.stat(follow_symlinks=False)
                         entries[file.name[: 2 * KEY_BYTES]] = _StoredBlock(
-                            file.name, _rounded(status.st_size), status.st_mtime
+                            file.name, _rounded(status.st_size), _evict_at(status.st_mtime, now)
                         )
         return entries, others
 
@@ -399,6 +406,12 @@ def _partial_size(file: os.DirEntry[str]) -> int:
         return _rounded(file.stat(follow_symlinks=False).st_size)
     except FileNotFoundError:
         return 0
+
+
+def _evict_at(modified: float, now: float) -> float:
+    """Return the time of a block that decides when it goes. One that is far later than reuses defer any is from before
+    the clock was set back, and counts as the oldest."""
+    return modified if modified <= now + 2 * MOST_AHEAD_S else 0.0
 
 
 def _rounded(size: int) -> int:

@@ -320,6 +320,28 @@ def test_reuses_defer_an_eviction_each_by_as_much_and_all_by_no_more_than_the_bo
     directory.close()
 
 
+@pytest.mark.parametrize(("back", "stays"), [(2 * module.MOST_AHEAD_S, True), (2 * module.MOST_AHEAD_S + 1, False)])
+def test_blocks_from_before_the_clock_was_set_back_go_first(
+    path: Path, monkeypatch: pytest.MonkeyPatch, back: float, stays: bool
+) -> None:
+    """Otherwise they would stay for as long as the clock was wrong, and each new block would go for the next one."""
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(module, "SLACK_SHARE", 0.0)
+    directory = StoreDirectory(path, 2 * SIZE, temporary=False)
+    old, new, other = (chain(1, seed=seed)[0] for seed in range(3))
+    for block in (old, new):
+        directory.write(block, ROWS)
+        os.utime(directory.file(block), (now, now))
+        now -= back if block is old else 0.0
+    directory.write(other, ROWS)
+    assert (directory.file(old).exists(), directory.file(new).exists()) == (stays, not stays)
+    os.utime(directory.file(other), (now + 1e8, now + 1e8))
+    directory.touch([other])
+    assert directory.file(other).stat().st_mtime == now + module.REUSE_S
+    directory.close()
+
+
 def test_a_temporary_directory_goes_with_its_last_user(path: Path) -> None:
     one, two = (StoreDirectory(path, 10 * SIZE, temporary=True) for _ in range(2))
     one.write(chain(1)[0], ROWS)
