@@ -3,7 +3,7 @@
 The files of blocks are its index: any process reads them, and each change is one rename or removal. The bytes are
 counted in a file, under a lock that is held for a change only, and are counted before they are written. So a process
 that is killed at any point leaves at most a temporary file, which the next one removes, and a count that is too high,
-which the next eviction corrects.
+which the next eviction corrects. A directory that somebody removes is made again by the next change.
 """
 
 import contextlib
@@ -13,8 +13,6 @@ import heapq
 import itertools
 import os
 import secrets
-import socket
-import stat
 import struct
 import tempfile
 import time
@@ -25,6 +23,7 @@ from pathlib import Path
 from workers.prefix_store import pins
 from workers.prefix_store.block import KEY_BYTES, RowBlock
 from workers.prefix_store.entry import PAGE, header, stored_size
+from workers.prefix_store.shared_directory import machine, open_shared, remove_if_unused, unusable
 
 FREE_SHARE = 0.05
 """Share of the file system that stays free."""
@@ -38,14 +37,9 @@ _COUNT = struct.Struct("<Q")
 _NAME = 4 * KEY_BYTES + 1
 _PARTIAL = "partial-"
 _PINS = "pins"
-_MOST_REMOVED = 100
-"""Number of times that other processes may remove a directory while it is opened, before it cannot be made."""
+_LOCK = "lock"
 MEMORY = Path("/dev/shm")
 """A file system in memory."""
-
-
-class DirectoryUnusable(Exception):
-    """Raised for a directory that cannot be made, or that another user could read or write; the text states which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +71,11 @@ def unused_bytes(path: Path, max_bytes: int) -> int:
 def stored_bytes(path: Path) -> int:
     """Return the bytes that the files of a directory have, by its count; 0 if it is not there, or another user's."""
     try:
-        with (path / "lock").open("rb") as file:
+        with (path / _LOCK).open("rb") as file:
             data = file.read(_COUNT.size)
     except OSError:
         return 0
     return int(_COUNT.unpack(data)[0]) if len(data) == _COUNT.size else 0
-
-
-def remove_unused(path: Path) -> None:
-    """Remove a temporary directory that killed processes have left, unless somebody has it open."""
-    try:
-        _check_own(path)
-        users = os.open(path / "users", os.O_RDWR | os.O_CLOEXEC)
-    except (OSError, DirectoryUnusable):
-        return  # there is none of this user
-    try:
-        _remove_if_unused(path, users)
-    finally:
-        os.close(users)
 
 
 class StoreDirectory:
@@ -111,21 +92,16 @@ class StoreDirectory:
         """Names of temporary files, which no other process has."""
         self._max_bytes = max_bytes
         self._temporary = temporary
-        self._users = _open_shared(path)
-        try:
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            os.close(self._users)
-            raise _unusable(path, error) from error
+        self._users, self._lock = _open(path)
         status = os.fstat(self._users)
-        self.identity = f"{_machine()} {status.st_dev} {status.st_ino}"
+        self.identity = f"{machine()} {status.st_dev} {status.st_ino}"
         """Equal for all that have this directory open, and for no others."""
 
     def close(self) -> None:
         """Close the directory, and remove it if it is temporary and nobody else has it open."""
         os.close(self._lock)
         if self._temporary:
-            _remove_if_unused(self.path, self._users)
+            remove_if_unused(self.path, self._users)
         os.close(self._users)
 
     @property
@@ -166,21 +142,20 @@ class StoreDirectory:
                 return False
             self._check_free(size)
             partial, descriptor = self._create_partial(size)
+        written = False
         try:
-            try:
-                _write_all(descriptor, [header(block, rows), rows])
-            except BaseException:
-                self._drop_partial(partial, size)
-                raise
+            _write_all(descriptor, [header(block, rows), rows])
             with self._locked():
-                if self.has(block):  # another process has just written it
-                    os.unlink(partial)
-                    self._count(-size)
-                    return False
-                os.rename(partial, self._prefix + block.name)
+                if not self.has(block):  # no other process has just written it
+                    os.rename(partial, self._prefix + block.name)
+                    written = True
         finally:
-            os.close(descriptor)
-        return True
+            try:
+                if not written:
+                    self._drop_partial(partial, size)
+            finally:
+                os.close(descriptor)
+        return written
 
     def touch(self, blocks: Sequence[RowBlock]) -> None:
         """Note that blocks were reused."""
@@ -211,11 +186,23 @@ class StoreDirectory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
+        """Hold the lock. Raises `DirectoryUnusable` if the directory was removed and cannot be made again."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        if not _is_at(self._lock, self.path / _LOCK):  # somebody has removed it: others have another lock from now on
+            self._open_again()
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
+            if os.fstat(self._lock).st_size != _COUNT.size:  # it is new, or damaged
+                self._evict(0)
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _open_again(self) -> None:
+        users, lock = _open(self.path)
+        for before in (self._users, self._lock):
+            os.close(before)
+        self._users, self._lock = users, lock
 
     def _counted(self) -> int:
         data = os.pread(self._lock, _COUNT.size, 0)
@@ -261,9 +248,8 @@ class StoreDirectory:
         return name, descriptor
 
     def _drop_partial(self, partial: str, size: int) -> None:
-        with self._locked():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
+        with self._locked(), contextlib.suppress(FileNotFoundError):  # the directory was removed
+            os.unlink(partial)
             self._count(-size)
 
     def _remove_abandoned(self) -> None:
@@ -330,71 +316,22 @@ class StoreDirectory:
         return entries, others
 
 
-def _machine() -> str:
-    """Return what identifies this machine, also in its containers, where there is such a thing."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text().strip() if boot.is_file() else socket.gethostname()
-
-
-def _open_shared(path: Path) -> int:
-    """Make the directory if necessary, and open it as one of its users. Raises `DirectoryUnusable`."""
-    removed = 0
-    while True:
-        try:
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(mode=0o700, parents=True)
-        except OSError as error:
-            raise _unusable(path, error) from error
-        try:
-            _check_own(path)
-            users = os.open(path / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError as error:
-            removed += 1
-            if removed < _MOST_REMOVED:
-                continue  # its last user has just removed it
-            raise DirectoryUnusable(f"{path} cannot be made: {error.strerror}") from error
-        except OSError as error:
-            raise _unusable(path, error) from error
-        try:
-            fcntl.flock(users, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if (path / "users").stat().st_ino == os.fstat(users).st_ino:
-                    return users
-        except OSError as error:
-            os.close(users)
-            raise _unusable(path, error) from error
-        os.close(users)
-
-
-def _check_own(path: Path) -> None:
-    """Raise `DirectoryUnusable` for what is no directory of this user alone, and `OSError`."""
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise DirectoryUnusable(f"{path} is not a directory of this user")
-    if status.st_mode & 0o077:
-        raise DirectoryUnusable(f"{path} is open to other users: its mode must be 0700")
-
-
-def _unusable(path: Path, error: OSError) -> DirectoryUnusable:
-    return DirectoryUnusable(f"{path} cannot be used: {error.strerror or error}")
-
-
-def _remove_if_unused(path: Path, users: int) -> None:
-    """Remove a directory, of which `users` is open, unless another process has it open.
-
-    Who opens it meanwhile waits for the lock of the file of users, which goes last, and begins anew without it.
-    """
+def _open(path: Path) -> tuple[int, int]:
+    """Make the directory if necessary, and open its file of users and its lock. Raises `DirectoryUnusable`."""
+    users = open_shared(path)
     try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if (path / "users").stat().st_ino != os.fstat(users).st_ino:
-            return  # it was removed, and made anew
-        with os.scandir(path) as files:
-            names = [file.name for file in files if file.name != "users"]
-        for name in [*names, "users"]:
-            (path / name).unlink(missing_ok=True)
-        path.rmdir()
+        return users, os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        os.close(users)
+        raise unusable(path, error) from error
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
-        return  # somebody else has it, or has just made it anew
+        return False
 
 
 def _partial_size(file: os.DirEntry[str]) -> int:

@@ -33,7 +33,7 @@ class PrefixStore:
     """
 
     def __init__(self, path: Path, max_bytes: int, *, temporary: bool = False) -> None:
-        """Open the directory. Raises `workers.prefix_store.directory.DirectoryUnusable`."""
+        """Open the directory. Raises `workers.prefix_store.shared_directory.DirectoryUnusable`."""
         self._directory = StoreDirectory(path, max_bytes, temporary=temporary)
         self._max_bytes = max_bytes
         self._log = structlog.get_logger().bind(directory=str(path))

@@ -16,8 +16,9 @@ import pytest
 
 from workers.prefix_store import directory as module
 from workers.prefix_store.block import RowBlock, extend, root, rows_of_block
-from workers.prefix_store.directory import DirectoryUnusable, StoreDirectory
+from workers.prefix_store.directory import StoreDirectory
 from workers.prefix_store.entry import HEADER_BYTES, PAGE, read_entry, stored_size
+from workers.prefix_store.shared_directory import DirectoryUnusable, remove_unused
 
 ROWS = b"rows" * 1000
 SIZE = stored_size(len(ROWS))
@@ -300,6 +301,27 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(path: Path, monkeypat
     directory.close()
 
 
+def test_a_file_that_cannot_be_renamed_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = chain(1)
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", failing(errno.EDQUOT))
+        with pytest.raises(OSError, match=r"\[Errno"):
+            directory.write(block, ROWS)
+    assert directory.used_bytes == held(path) == 0
+    directory.close()
+
+
+def test_a_count_that_is_damaged_is_made_anew(path: Path) -> None:
+    directory = StoreDirectory(path, 3 * SIZE, temporary=False)
+    for block in chain(3):
+        directory.write(block, ROWS)
+    os.truncate(path / "lock", 3)
+    assert directory.write(chain(1, seed=1)[0], ROWS)
+    assert directory.used_bytes == held(path) <= 3 * SIZE
+    directory.close()
+
+
 def test_reuses_defer_an_eviction_each_by_as_much_and_all_by_no_more_than_the_bound(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,20 +454,20 @@ def test_who_opens_a_directory_while_it_is_removed_gets_a_whole_one(
 
 
 def test_what_killed_processes_have_left_is_removed_unless_it_is_in_use(path: Path) -> None:
-    module.remove_unused(path)
+    remove_unused(path)
     left, other = (StoreDirectory(path, 10 * SIZE, temporary=True) for _ in range(2))
     left.write(chain(1)[0], ROWS)
     for descriptor in (left._lock, left._users):
         os.close(descriptor)  # as the system does for a process that is killed
-    module.remove_unused(path)
+    remove_unused(path)
     assert held(path) == SIZE, "another has it open"
     os.close(other._lock)
     os.close(other._users)
     path.chmod(0o755)
-    module.remove_unused(path)
+    remove_unused(path)
     assert path.exists(), "it may be somebody else's"
     path.chmod(0o700)
-    module.remove_unused(path)
+    remove_unused(path)
     assert not path.exists()
 
 

@@ -1,7 +1,9 @@
 """The store of a worker: changes are made behind its back, and none of its errors reaches it."""
 
 import errno
+import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,20 +103,48 @@ def test_a_full_disk_turns_writes_off_for_some_time(store: PrefixStore, monkeypa
     assert store.holds(three)
 
 
-def test_a_directory_that_is_gone_costs_what_was_in_it(store: PrefixStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [("*",), ("lock",), ("users", "lock")], ids="-".join)
+def test_a_directory_that_is_gone_costs_what_was_in_it_and_is_made_again(
+    store: PrefixStore, tmp_path: Path, gone: tuple[str, ...]
+) -> None:
     one, two = chain(2)
     store.offer(one, ROWS)
     store.settle()
-    for file in (tmp_path / "store").iterdir():
+    for file in (file for pattern in gone for file in (tmp_path / "store").glob(pattern)):
         file.unlink()
-    os.rmdir(tmp_path / "store")
-    with capture_logs():
+    if "*" in gone:
+        os.rmdir(tmp_path / "store")
         assert store.read(one, len(ROWS)) is None
-        store.offer(two, ROWS)
-        store.touch([one])
+    left = store.holds(one)
+    store.touch([one])
+    store.offer(two, ROWS)
+    store.settle()
+    assert bytes(store.read(two, len(ROWS)) or b"") == ROWS
+    assert (store.used_bytes, store.failures) == (SIZE * (1 + left), 0)
+    other = directories.StoreDirectory(tmp_path / "store", 20 * SIZE, temporary=True)
+    with other._locked(), pytest.raises(BlockingIOError):
+        fcntl.flock(store._directory._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    other.close()
+    assert store.holds(two), "it is one of the users again"
+
+
+def test_a_directory_that_cannot_be_made_again_turns_writes_off_for_some_time(
+    store: PrefixStore, tmp_path: Path
+) -> None:
+    one, two = chain(2)
+    store.settle()
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").touch()
+    with capture_logs() as logs:
+        store.offer(one, ROWS)
         store.settle()
-    assert not store.holds(two)
-    assert store.failures > 0
+    assert [(log["event"], "not a directory" in log["text"]) for log in logs] == [("prefix_store_failed", True)]
+    assert (store.can_write(), store.holds(one)) == (False, False)
+    (tmp_path / "store").unlink()
+    store._rests_until = 0.0
+    store.offer(two, ROWS)
+    store.settle()
+    assert store.holds(two)
 
 
 def test_a_lock_that_another_process_keeps_holds_up_neither_reads_nor_the_end(
