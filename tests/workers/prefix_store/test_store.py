@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.workers.prefix_store.test_directory import ROWS, SIZE, chain
 from workers.prefix_store import directory as directories
 from workers.prefix_store import store as module
-from workers.prefix_store.store import QUEUED_BLOCKS, PrefixStore
+from workers.prefix_store.store import QUEUED_BLOCKS, QUEUED_NOTES, PrefixStore
 
 
 @pytest.fixture
@@ -186,6 +186,44 @@ def test_a_disk_that_fails_is_one_without_blocks(store: PrefixStore, monkeypatch
         assert not store.holds(block)
         assert store.read(block, len(ROWS)) is None
     assert store.holds(block)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(errno.EMFILE, True), (errno.ENOMEM, True), (errno.EACCES, False)])
+def test_what_this_process_lacks_damages_no_block(
+    store: PrefixStore, monkeypatch: pytest.MonkeyPatch, number: int, kept: bool
+) -> None:
+    (block,) = chain(1)
+    store.offer(block, ROWS)
+    store.settle()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as lacking, capture_logs() as logs:
+        lacking.setattr(Path, "open", fail)
+        assert store.read(block, len(ROWS)) is None
+    store.settle()
+    assert [(log["event"], log["problem"]) for log in logs] == [
+        ("prefix_store_failed", "cannot be read" if kept else "is damaged")
+    ]
+    assert (store.failures, store.holds(block), store.can_write()) == (1, kept, True)
+
+
+def test_a_lock_that_another_process_keeps_lets_few_changes_wait(store: PrefixStore) -> None:
+    (block,) = chain(1)
+    store.settle()
+    with store._directory._locked():
+        other = PrefixStore(store._directory.path, 20 * SIZE)
+        for _ in range(2 * QUEUED_NOTES):
+            other.touch([block])
+            other.pin("owner", [block], len(ROWS), 60.0)
+        assert len(other._jobs) in (QUEUED_NOTES - 1, QUEUED_NOTES), "the first one may be under way"
+        other.discard(block)
+        assert not other.holds(block), "what must not be read is not dropped"
+        other.offer(block, ROWS)
+    other.settle()
+    assert bytes(other.read(block, len(ROWS)) or b"") == ROWS
+    other.close()
 
 
 def test_a_block_that_waits_to_be_written_is_not_damaged(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:
