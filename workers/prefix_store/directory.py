@@ -26,7 +26,7 @@ from workers.prefix_store.entry import PAGE, header, stored_size
 from workers.prefix_store.shared_directory import machine, open_shared, remove_if_unused, unusable
 
 FREE_SHARE = 0.05
-"""Share of the file system that stays free."""
+"""Share of the file system that stays free: blocks give way to others' files as well."""
 SLACK_SHARE = 1 / 8
 """Share of the bytes that an eviction frees beyond what is needed, so that not every write looks at all files."""
 REUSE_S = 60.0
@@ -140,7 +140,7 @@ class StoreDirectory:
         with self._locked():
             if self._counted() + size > self._max_bytes and not self._evict(size):
                 return False
-            self._check_free(size)
+            self._make_free(size)
             partial, descriptor = self._create_partial(size)
         written = False
         try:
@@ -220,6 +220,11 @@ class StoreDirectory:
         except FileNotFoundError:
             return []
 
+    def _pinned(self) -> set[str]:
+        """Return the keys of the blocks that are pinned now."""
+        now = time.time()
+        return {each.key.hex() for each in self._pins() if pins.is_live(each, now)}
+
     def _set_pins(self, pinned: Sequence[pins.PinnedBlock]) -> None:
         """Replace the file of pins whole: a process that is killed meanwhile, or a full disk, leaves those before."""
         new = self.path / f"{_PINS}-new"
@@ -230,10 +235,26 @@ class StoreDirectory:
             new.unlink(missing_ok=True)
             raise
 
-    def _check_free(self, size: int) -> None:
+    def _make_free(self, size: int) -> None:
+        """Evict blocks if the file system is about to be full. Raises `OSError` if that is not enough."""
+        if (lacking := self._lacking(size)) > 0:
+            self._give_way(lacking)
+            if self._lacking(size) > 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def _lacking(self, size: int) -> int:
+        """Return the bytes that the file system lacks for a file of so many; 0 or less if it has them."""
         system = os.statvfs(self.path)
-        if (system.f_bavail * system.f_frsize) - size < FREE_SHARE * system.f_blocks * system.f_frsize:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        return size + int((FREE_SHARE * system.f_blocks - system.f_bavail) * system.f_frsize)
+
+    def _give_way(self, lacking: int) -> None:
+        """Evict blocks of so many bytes and some more, none of which is pinned; none at all if they are too few."""
+        entries, others = self._scan()
+        pinned = self._pinned()
+        if sum(entry.size for entry in entries.values() if entry.key not in pinned) < lacking:
+            return
+        total = sum(entry.size for entry in entries.values()) + others
+        self._set_count(self._evict_to(int(total * (1 - SLACK_SHARE)) - lacking, entries, total, pinned))
 
     def _create_partial(self, size: int) -> tuple[str, int]:
         """Create a temporary file, locked as long as this process writes it, whose name counts its bytes."""
@@ -267,9 +288,8 @@ class StoreDirectory:
         entries, others = self._scan()
         total = sum(entry.size for entry in entries.values()) + others
         if total + size > self._max_bytes:
-            most, now = int(self._max_bytes * (1 - SLACK_SHARE)) - size, time.time()
-            pinned = {each.key.hex() for each in self._pins() if pins.is_live(each, now)}
-            total = self._evict_to(most, entries, total, pinned)
+            most = int(self._max_bytes * (1 - SLACK_SHARE)) - size
+            total = self._evict_to(most, entries, total, self._pinned())
             if total + size > self._max_bytes:
                 total = self._evict_to(most, entries, total, set())
         self._set_count(total)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,66 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(path: Path, monkeypat
             directory.write(block, ROWS)
     assert directory.used_bytes == held(path) == 0
     assert directory.write(block, ROWS)
+    directory.close()
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A file system of 1,000 pages, of which others have some."""
+
+    path: Path
+    others: int
+    f_blocks: int = 1000
+    f_frsize: int = PAGE
+
+    @property
+    def f_bavail(self) -> int:
+        return self.f_blocks - self.others - held(self.path) // PAGE
+
+
+@pytest.mark.parametrize(
+    ("others", "left"), [(950 - 5, 4), (950 - 4, 3), (950 - 3, 2), (950 - 2, 1), (950 - 1, 0), (950, None)]
+)
+def test_blocks_give_way_on_a_file_system_that_is_about_to_be_full(
+    path: Path, monkeypatch: pytest.MonkeyPatch, others: int, left: int | None
+) -> None:
+    """One more block of a page fits below 95 %; if even all blocks are too few, none is lost for it."""
+    monkeypatch.setattr(module, "FREE_SHARE", 0.05)
+    monkeypatch.setattr(module, "SLACK_SHARE", 0.0)
+    directory = StoreDirectory(path, 100 * PAGE, temporary=False)
+    blocks, (new,) = chain(4, seed=1), chain(1, seed=2)
+    rows = bytes(PAGE - HEADER_BYTES)
+    for at, block in enumerate(blocks):
+        directory.write(block, rows)
+        os.utime(directory.file(block), (1000 + at, 1000 + at))
+    monkeypatch.setattr(os, "statvfs", lambda _: Disk(path, others))
+    if left is None:
+        with pytest.raises(OSError, match="No space left"):
+            directory.write(new, rows)
+        assert all(map(directory.has, blocks))
+    else:
+        assert directory.write(new, rows)
+        assert [directory.has(block) for block in blocks] == [at < left for at in range(4)]
+    assert directory.used_bytes == held(path)
+    directory.close()
+
+
+def test_no_pinned_block_gives_way_on_a_full_file_system(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FREE_SHARE", 0.05)
+    directory = StoreDirectory(path, 100 * PAGE, temporary=False)
+    rows = bytes(PAGE - HEADER_BYTES)
+    pinned, (other,), (new,) = chain(2, seed=1), chain(1, seed=2), chain(1, seed=3)
+    for block in (*pinned, other):
+        directory.write(block, rows)
+    directory.pin("a", pinned, len(rows), 300.0)
+    for others, written in ((950 - 3 - 1, True), (950 - 3, False)):
+        monkeypatch.setattr(os, "statvfs", lambda _, others=others: Disk(path, others))
+        if written:
+            assert directory.write(new, rows)
+        else:
+            with pytest.raises(OSError, match="No space left"):
+                directory.write(other, rows)
+        assert all(map(directory.has, pinned))
     directory.close()
 
 
