@@ -9,7 +9,6 @@ which the next eviction corrects. A directory that somebody removes is made agai
 import contextlib
 import errno
 import fcntl
-import heapq
 import itertools
 import os
 import secrets
@@ -17,22 +16,18 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from workers.prefix_store import pins
 from workers.prefix_store.block import KEY_BYTES, RowBlock
 from workers.prefix_store.entry import PAGE, header, stored_size
+from workers.prefix_store.eviction import StoredBlock, deferred, evict_at, eviction_order
 from workers.prefix_store.shared_directory import machine, open_shared, remove_if_unused, unusable
 
 FREE_SHARE = 0.05
 """Share of the file system that stays free: blocks give way to others' files as well."""
 SLACK_SHARE = 1 / 8
 """Share of the bytes that an eviction frees beyond what is needed, so that not every write looks at all files."""
-REUSE_S = 60.0
-"""Seconds by which each reuse defers the eviction of a block."""
-MOST_AHEAD_S = 3600.0
-"""The most that reuses defer it."""
 _COUNT = struct.Struct("<Q")
 _NAME = 4 * KEY_BYTES + 1
 _PARTIAL = "partial-"
@@ -40,21 +35,6 @@ _PINS = "pins"
 _LOCK = "lock"
 MEMORY = Path("/dev/shm")
 """A file system in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredBlock:
-    name: str
-    size: int
-    evict_at: float
-
-    @property
-    def key(self) -> str:
-        return self.name[: 2 * KEY_BYTES]
-
-    @property
-    def parent(self) -> str:
-        return self.name[2 * KEY_BYTES + 1 :]
 
 
 def default_directory() -> Path:
@@ -162,7 +142,7 @@ class StoreDirectory:
         now = time.time()
         for file in map(self.file, blocks):
             with contextlib.suppress(FileNotFoundError):  # it was evicted
-                until = min(max(_evict_at(file.stat().st_mtime, now), now) + REUSE_S, now + MOST_AHEAD_S)
+                until = deferred(file.stat().st_mtime, now)
                 os.utime(file, (until, until))
 
     def pin(self, owner: str, blocks: Sequence[RowBlock], rows: int, seconds: float) -> None:
@@ -282,8 +262,7 @@ class StoreDirectory:
     def _evict(self, size: int) -> bool:
         """Evict blocks until `size` bytes more fit into the bound, and correct the count. False if they cannot.
 
-        The last blocks of prefixes go first, those whose reuse is longest ago; no block goes before those that follow
-        it. Pinned blocks stay, unless they alone are beyond the bound, as that of a process with a lower one.
+        Pinned blocks stay, unless they alone are beyond the bound, as that of a process with a lower one.
         """
         entries, others = self._scan()
         total = sum(entry.size for entry in entries.values()) + others
@@ -295,33 +274,21 @@ class StoreDirectory:
         self._set_count(total)
         return total + size <= self._max_bytes
 
-    def _evict_to(self, most: int, entries: dict[str, _StoredBlock], total: int, pinned: set[str]) -> int:
+    def _evict_to(self, most: int, entries: dict[str, StoredBlock], total: int, pinned: set[str]) -> int:
         """Evict blocks, which are removed from `entries`, until `most` bytes are left. Return what is left."""
-        following: dict[str, int] = {}
-        for entry in entries.values():
-            following[entry.parent] = following.get(entry.parent, 0) + 1
-        last = [
-            (entry.evict_at, entry.key)
-            for entry in entries.values()
-            if entry.key not in following and entry.key not in pinned
-        ]
-        heapq.heapify(last)
-        while last and total > most:
-            _, key = heapq.heappop(last)
-            entry = entries.pop(key)
+        for entry in eviction_order(entries, pinned):
+            if total <= most:
+                break
             with contextlib.suppress(FileNotFoundError):
                 (self.path / entry.name).unlink()
+            del entries[entry.key]
             total -= entry.size
-            following[entry.parent] -= 1
-            before = entries.get(entry.parent)
-            if before is not None and not following[entry.parent] and before.key not in pinned:
-                heapq.heappush(last, (before.evict_at, before.key))
         return total
 
-    def _scan(self) -> tuple[dict[str, _StoredBlock], int]:
+    def _scan(self) -> tuple[dict[str, StoredBlock], int]:
         """Return the blocks by their keys, and the bytes of temporary files."""
         now = time.time()
-        entries: dict[str, _StoredBlock] = {}
+        entries: dict[str, StoredBlock] = {}
         others = 0
         with os.scandir(self.path) as files:
             for file in files:
@@ -330,9 +297,8 @@ class StoreDirectory:
                 elif len(file.name) == _NAME:
                     with contextlib.suppress(FileNotFoundError):
                         status = file.stat(follow_symlinks=False)
-                        entries[file.name[: 2 * KEY_BYTES]] = _StoredBlock(
-                            file.name, _rounded(status.st_size), _evict_at(status.st_mtime, now)
-                        )
+                        entry = StoredBlock(file.name, _rounded(status.st_size), evict_at(status.st_mtime, now))
+                        entries[entry.key] = entry
         return entries, others
 
 
@@ -363,12 +329,6 @@ def _partial_size(file: os.DirEntry[str]) -> int:
         return _rounded(file.stat(follow_symlinks=False).st_size)
     except FileNotFoundError:
         return 0
-
-
-def _evict_at(modified: float, now: float) -> float:
-    """Return the time of a block that decides when it goes. One that is far later than reuses defer any is from before
-    the clock was set back, and counts as the oldest."""
-    return modified if modified <= now + 2 * MOST_AHEAD_S else 0.0
 
 
 def _rounded(size: int) -> int:

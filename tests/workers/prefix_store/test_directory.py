@@ -19,6 +19,7 @@ from workers.prefix_store import directory as module
 from workers.prefix_store.block import RowBlock, extend, root, rows_of_block
 from workers.prefix_store.directory import StoreDirectory
 from workers.prefix_store.entry import HEADER_BYTES, PAGE, read_entry, stored_size
+from workers.prefix_store.eviction import MOST_AHEAD_S, REUSE_S
 from workers.prefix_store.shared_directory import DirectoryUnusable, remove_unused
 
 ROWS = b"rows" * 1000
@@ -395,15 +396,15 @@ def test_reuses_defer_an_eviction_each_by_as_much_and_all_by_no_more_than_the_bo
     for reuses in range(1, 63):
         directory.touch([block])
         deferred = directory.file(block).stat().st_mtime - now
-        assert deferred == min(reuses * module.REUSE_S, module.MOST_AHEAD_S)
-    assert deferred == module.MOST_AHEAD_S
-    now += 2 * module.MOST_AHEAD_S
+        assert deferred == min(reuses * REUSE_S, MOST_AHEAD_S)
+    assert deferred == MOST_AHEAD_S
+    now += 2 * MOST_AHEAD_S
     directory.touch([block])
-    assert directory.file(block).stat().st_mtime == now + module.REUSE_S, "long ago is as if never"
+    assert directory.file(block).stat().st_mtime == now + REUSE_S, "long ago is as if never"
     directory.close()
 
 
-@pytest.mark.parametrize(("back", "stays"), [(2 * module.MOST_AHEAD_S, True), (2 * module.MOST_AHEAD_S + 1, False)])
+@pytest.mark.parametrize(("back", "stays"), [(2 * MOST_AHEAD_S, True), (2 * MOST_AHEAD_S + 1, False)])
 def test_blocks_from_before_the_clock_was_set_back_go_first(
     path: Path, monkeypatch: pytest.MonkeyPatch, back: float, stays: bool
 ) -> None:
@@ -421,7 +422,7 @@ def test_blocks_from_before_the_clock_was_set_back_go_first(
     assert (directory.file(old).exists(), directory.file(new).exists()) == (stays, not stays)
     os.utime(directory.file(other), (now + 1e8, now + 1e8))
     directory.touch([other])
-    assert directory.file(other).stat().st_mtime == now + module.REUSE_S
+    assert directory.file(other).stat().st_mtime == now + REUSE_S
     directory.close()
 
 
