@@ -22,7 +22,7 @@ class StoredBlock:
     name: str
     size: int
     evict_at: float
-    """Of blocks that nothing follows, the one with the lowest goes first."""
+    """The time that decides when it goes: of blocks that nothing follows, the one with the lowest is the first."""
 
     @property
     def key(self) -> str:
