@@ -110,7 +110,8 @@ class StoreDirectory:
             self._evict(0)
 
     def write(self, block: RowBlock, rows: bytes | memoryview) -> bool:
-        """Write a block, evicting others for it. False if it does not fit, or is there already.
+        """Write a block, evicting others for it. False if it does not fit, is there already, or is lost with the
+        directory, which somebody has removed meanwhile.
 
         Raises `OSError`, with ENOSPC if the file system is about to be full.
         """
@@ -125,7 +126,7 @@ class StoreDirectory:
         written = False
         try:
             _write_all(descriptor, [header(block, rows), rows])
-            with self._locked():
+            with self._locked(), contextlib.suppress(FileNotFoundError):  # it was removed with the directory
                 if not self.has(block):  # no other process has just written it
                     os.rename(partial, self._prefix + block.name)
                     written = True

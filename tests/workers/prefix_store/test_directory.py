@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -371,6 +372,26 @@ def test_a_file_that_cannot_be_renamed_leaves_nothing(path: Path, monkeypatch: p
         with pytest.raises(OSError, match=r"\[Errno"):
             directory.write(block, ROWS)
     assert directory.used_bytes == held(path) == 0
+    directory.close()
+
+
+def test_a_directory_that_is_removed_while_a_block_is_written_costs_that_block(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = chain(2)
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    write = os.write
+
+    def removing(descriptor: int, data: memoryview) -> int:
+        shutil.rmtree(path, ignore_errors=True)
+        return write(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", removing)
+        assert not directory.write(one, ROWS)
+    assert directory.used_bytes == held(path) == 0
+    assert directory.write(two, ROWS)
+    assert directory.used_bytes == held(path) == SIZE
     directory.close()
 
 
