@@ -12,14 +12,8 @@ from cli.config.errors import CommandFailed
 from cli.config.model import tier_bytes
 from cli.config.settings import Settings, flag
 from workers.host.memory import spare_bytes
-from workers.prefix_store.directory import (
-    MEMORY,
-    DirectoryUnusable,
-    StoreDirectory,
-    default_directory,
-    remove_unused,
-    stored_bytes,
-)
+from workers.prefix_store.directory import MEMORY, StoreDirectory, default_directory, stored_bytes
+from workers.prefix_store.shared_directory import DirectoryUnusable, remove_unused
 
 MEMORY_SHARE = 1 / 16
 """Share of the free memory that a tier has at most whose size is left open."""

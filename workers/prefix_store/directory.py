@@ -3,64 +3,38 @@
 The files of blocks are its index: any process reads them, and each change is one rename or removal. The bytes are
 counted in a file, under a lock that is held for a change only, and are counted before they are written. So a process
 that is killed at any point leaves at most a temporary file, which the next one removes, and a count that is too high,
-which the next eviction corrects.
+which the next eviction corrects. A directory that somebody removes is made again by the next change.
 """
 
 import contextlib
 import errno
 import fcntl
-import heapq
 import itertools
 import os
 import secrets
-import socket
-import stat
 import struct
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from workers.prefix_store import pins
 from workers.prefix_store.block import KEY_BYTES, RowBlock
 from workers.prefix_store.entry import PAGE, header, stored_size
+from workers.prefix_store.eviction import StoredBlock, deferred, evict_at, eviction_order
+from workers.prefix_store.shared_directory import machine, open_shared, remove_if_unused, unusable
 
 FREE_SHARE = 0.05
-"""Share of the file system that stays free."""
+"""Share of the file system that stays free: blocks give way to others' files as well."""
 SLACK_SHARE = 1 / 8
 """Share of the bytes that an eviction frees beyond what is needed, so that not every write looks at all files."""
-REUSE_S = 60.0
-"""Seconds by which each reuse defers the eviction of a block."""
-MOST_AHEAD_S = 3600.0
-"""The most that reuses defer it."""
 _COUNT = struct.Struct("<Q")
 _NAME = 4 * KEY_BYTES + 1
 _PARTIAL = "partial-"
 _PINS = "pins"
-_MOST_REMOVED = 100
-"""Number of times that other processes may remove a directory while it is opened, before it cannot be made."""
+_LOCK = "lock"
 MEMORY = Path("/dev/shm")
 """A file system in memory."""
-
-
-class DirectoryUnusable(Exception):
-    """Raised for a directory that cannot be made, or that another user could read or write; the text states which."""
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredBlock:
-    name: str
-    size: int
-    evict_at: float
-
-    @property
-    def key(self) -> str:
-        return self.name[: 2 * KEY_BYTES]
-
-    @property
-    def parent(self) -> str:
-        return self.name[2 * KEY_BYTES + 1 :]
 
 
 def default_directory() -> Path:
@@ -77,24 +51,11 @@ def unused_bytes(path: Path, max_bytes: int) -> int:
 def stored_bytes(path: Path) -> int:
     """Return the bytes that the files of a directory have, by its count; 0 if it is not there, or another user's."""
     try:
-        with (path / "lock").open("rb") as file:
+        with (path / _LOCK).open("rb") as file:
             data = file.read(_COUNT.size)
     except OSError:
         return 0
     return int(_COUNT.unpack(data)[0]) if len(data) == _COUNT.size else 0
-
-
-def remove_unused(path: Path) -> None:
-    """Remove a temporary directory that killed processes have left, unless somebody has it open."""
-    try:
-        _check_own(path)
-        users = os.open(path / "users", os.O_RDWR | os.O_CLOEXEC)
-    except (OSError, DirectoryUnusable):
-        return  # there is none of this user
-    try:
-        _remove_if_unused(path, users)
-    finally:
-        os.close(users)
 
 
 class StoreDirectory:
@@ -111,21 +72,16 @@ class StoreDirectory:
         """Names of temporary files, which no other process has."""
         self._max_bytes = max_bytes
         self._temporary = temporary
-        self._users = _open_shared(path)
-        try:
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            os.close(self._users)
-            raise _unusable(path, error) from error
+        self._users, self._lock = _open(path)
         status = os.fstat(self._users)
-        self.identity = f"{_machine()} {status.st_dev} {status.st_ino}"
+        self.identity = f"{machine()} {status.st_dev} {status.st_ino}"
         """Equal for all that have this directory open, and for no others."""
 
     def close(self) -> None:
         """Close the directory, and remove it if it is temporary and nobody else has it open."""
         os.close(self._lock)
         if self._temporary:
-            _remove_if_unused(self.path, self._users)
+            remove_if_unused(self.path, self._users)
         os.close(self._users)
 
     @property
@@ -154,7 +110,8 @@ class StoreDirectory:
             self._evict(0)
 
     def write(self, block: RowBlock, rows: bytes | memoryview) -> bool:
-        """Write a block, evicting others for it. False if it does not fit, or is there already.
+        """Write a block, evicting others for it. False if it does not fit, is there already, or is lost with the
+        directory, which somebody has removed meanwhile.
 
         Raises `OSError`, with ENOSPC if the file system is about to be full.
         """
@@ -164,30 +121,29 @@ class StoreDirectory:
         with self._locked():
             if self._counted() + size > self._max_bytes and not self._evict(size):
                 return False
-            self._check_free(size)
+            self._make_free(size)
             partial, descriptor = self._create_partial(size)
+        written = False
         try:
-            try:
-                _write_all(descriptor, [header(block, rows), rows])
-            except BaseException:
-                self._drop_partial(partial, size)
-                raise
-            with self._locked():
-                if self.has(block):  # another process has just written it
-                    os.unlink(partial)
-                    self._count(-size)
-                    return False
-                os.rename(partial, self._prefix + block.name)
+            _write_all(descriptor, [header(block, rows), rows])
+            with self._locked(), contextlib.suppress(FileNotFoundError):  # it was removed with the directory
+                if not self.has(block):  # no other process has just written it
+                    os.rename(partial, self._prefix + block.name)
+                    written = True
         finally:
-            os.close(descriptor)
-        return True
+            try:
+                if not written:
+                    self._drop_partial(partial, size)
+            finally:
+                os.close(descriptor)
+        return written
 
     def touch(self, blocks: Sequence[RowBlock]) -> None:
         """Note that blocks were reused."""
         now = time.time()
         for file in map(self.file, blocks):
             with contextlib.suppress(FileNotFoundError):  # it was evicted
-                until = min(max(file.stat().st_mtime, now) + REUSE_S, now + MOST_AHEAD_S)
+                until = deferred(file.stat().st_mtime, now)
                 os.utime(file, (until, until))
 
     def pin(self, owner: str, blocks: Sequence[RowBlock], rows: int, seconds: float) -> None:
@@ -211,11 +167,23 @@ class StoreDirectory:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
+        """Hold the lock. Raises `DirectoryUnusable` if the directory was removed and cannot be made again."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        if not _is_at(self._lock, self.path / _LOCK):  # somebody has removed it: others have another lock from now on
+            self._open_again()
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
+            if os.fstat(self._lock).st_size != _COUNT.size:  # it is new, or damaged
+                self._evict(0)
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _open_again(self) -> None:
+        users, lock = _open(self.path)
+        for before in (self._users, self._lock):
+            os.close(before)
+        self._users, self._lock = users, lock
 
     def _counted(self) -> int:
         data = os.pread(self._lock, _COUNT.size, 0)
@@ -233,14 +201,41 @@ class StoreDirectory:
         except FileNotFoundError:
             return []
 
-    def _set_pins(self, pinned: Sequence[pins.PinnedBlock]) -> None:
-        """Write the file of pins. That of a process that is killed meanwhile is damaged, and has no pins."""
-        (self.path / _PINS).write_bytes(pins.encode(pinned))
+    def _pinned(self) -> set[str]:
+        """Return the keys of the blocks that are pinned now."""
+        now = time.time()
+        return {each.key.hex() for each in self._pins() if pins.is_live(each, now)}
 
-    def _check_free(self, size: int) -> None:
+    def _set_pins(self, pinned: Sequence[pins.PinnedBlock]) -> None:
+        """Replace the file of pins whole: a process that is killed meanwhile, or a full disk, leaves those before."""
+        new = self.path / f"{_PINS}-new"
+        try:
+            new.write_bytes(pins.encode(pinned))
+            new.replace(self.path / _PINS)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+
+    def _make_free(self, size: int) -> None:
+        """Evict blocks if the file system is about to be full. Raises `OSError` if that is not enough."""
+        if (lacking := self._lacking(size)) > 0:
+            self._give_way(lacking)
+            if self._lacking(size) > 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def _lacking(self, size: int) -> int:
+        """Return the bytes that the file system lacks for a file of so many; 0 or less if it has them."""
         system = os.statvfs(self.path)
-        if (system.f_bavail * system.f_frsize) - size < FREE_SHARE * system.f_blocks * system.f_frsize:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        return size + int((FREE_SHARE * system.f_blocks - system.f_bavail) * system.f_frsize)
+
+    def _give_way(self, lacking: int) -> None:
+        """Evict blocks of so many bytes and some more, none of which is pinned; none at all if they are too few."""
+        entries, others = self._scan()
+        pinned = self._pinned()
+        if sum(entry.size for entry in entries.values() if entry.key not in pinned) < lacking:
+            return
+        total = sum(entry.size for entry in entries.values()) + others
+        self._set_count(self._evict_to(int(total * (1 - SLACK_SHARE)) - lacking, entries, total, pinned))
 
     def _create_partial(self, size: int) -> tuple[str, int]:
         """Create a temporary file, locked as long as this process writes it, whose name counts its bytes."""
@@ -255,9 +250,8 @@ class StoreDirectory:
         return name, descriptor
 
     def _drop_partial(self, partial: str, size: int) -> None:
-        with self._locked():
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial)
+        with self._locked(), contextlib.suppress(FileNotFoundError):  # the directory was removed
+            os.unlink(partial)
             self._count(-size)
 
     def _remove_abandoned(self) -> None:
@@ -269,46 +263,33 @@ class StoreDirectory:
     def _evict(self, size: int) -> bool:
         """Evict blocks until `size` bytes more fit into the bound, and correct the count. False if they cannot.
 
-        The last blocks of prefixes go first, those whose reuse is longest ago; no block goes before those that follow
-        it. Pinned blocks stay, unless they alone are beyond the bound, as that of a process with a lower one.
+        Pinned blocks stay, unless they alone are beyond the bound, as that of a process with a lower one.
         """
         entries, others = self._scan()
         total = sum(entry.size for entry in entries.values()) + others
         if total + size > self._max_bytes:
-            most, now = int(self._max_bytes * (1 - SLACK_SHARE)) - size, time.time()
-            pinned = {each.key.hex() for each in self._pins() if each.until > now}
-            total = self._evict_to(most, entries, total, pinned)
+            most = int(self._max_bytes * (1 - SLACK_SHARE)) - size
+            total = self._evict_to(most, entries, total, self._pinned())
             if total + size > self._max_bytes:
                 total = self._evict_to(most, entries, total, set())
         self._set_count(total)
         return total + size <= self._max_bytes
 
-    def _evict_to(self, most: int, entries: dict[str, _StoredBlock], total: int, pinned: set[str]) -> int:
+    def _evict_to(self, most: int, entries: dict[str, StoredBlock], total: int, pinned: set[str]) -> int:
         """Evict blocks, which are removed from `entries`, until `most` bytes are left. Return what is left."""
-        following: dict[str, int] = {}
-        for entry in entries.values():
-            following[entry.parent] = following.get(entry.parent, 0) + 1
-        last = [
-            (entry.evict_at, entry.key)
-            for entry in entries.values()
-            if entry.key not in following and entry.key not in pinned
-        ]
-        heapq.heapify(last)
-        while last and total > most:
-            _, key = heapq.heappop(last)
-            entry = entries.pop(key)
+        for entry in eviction_order(entries, pinned):
+            if total <= most:
+                break
             with contextlib.suppress(FileNotFoundError):
                 (self.path / entry.name).unlink()
+            del entries[entry.key]
             total -= entry.size
-            following[entry.parent] -= 1
-            before = entries.get(entry.parent)
-            if before is not None and not following[entry.parent] and before.key not in pinned:
-                heapq.heappush(last, (before.evict_at, before.key))
         return total
 
-    def _scan(self) -> tuple[dict[str, _StoredBlock], int]:
+    def _scan(self) -> tuple[dict[str, StoredBlock], int]:
         """Return the blocks by their keys, and the bytes of temporary files."""
-        entries: dict[str, _StoredBlock] = {}
+        now = time.time()
+        entries: dict[str, StoredBlock] = {}
         others = 0
         with os.scandir(self.path) as files:
             for file in files:
@@ -317,77 +298,27 @@ class StoreDirectory:
                 elif len(file.name) == _NAME:
                     with contextlib.suppress(FileNotFoundError):
                         status = file.stat(follow_symlinks=False)
-                        entries[file.name[: 2 * KEY_BYTES]] = _StoredBlock(
-                            file.name, _rounded(status.st_size), status.st_mtime
-                        )
+                        entry = StoredBlock(file.name, _rounded(status.st_size), evict_at(status.st_mtime, now))
+                        entries[entry.key] = entry
         return entries, others
 
 
-def _machine() -> str:
-    """Return what identifies this machine, also in its containers, where there is such a thing."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return boot.read_text().strip() if boot.is_file() else socket.gethostname()
-
-
-def _open_shared(path: Path) -> int:
-    """Make the directory if necessary, and open it as one of its users. Raises `DirectoryUnusable`."""
-    removed = 0
-    while True:
-        try:
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(mode=0o700, parents=True)
-        except OSError as error:
-            raise _unusable(path, error) from error
-        try:
-            _check_own(path)
-            users = os.open(path / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError as error:
-            removed += 1
-            if removed < _MOST_REMOVED:
-                continue  # its last user has just removed it
-            raise DirectoryUnusable(f"{path} cannot be made: {error.strerror}") from error
-        except OSError as error:
-            raise _unusable(path, error) from error
-        try:
-            fcntl.flock(users, fcntl.LOCK_SH)
-            with contextlib.suppress(FileNotFoundError):
-                if (path / "users").stat().st_ino == os.fstat(users).st_ino:
-                    return users
-        except OSError as error:
-            os.close(users)
-            raise _unusable(path, error) from error
-        os.close(users)
-
-
-def _check_own(path: Path) -> None:
-    """Raise `DirectoryUnusable` for what is no directory of this user alone, and `OSError`."""
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise DirectoryUnusable(f"{path} is not a directory of this user")
-    if status.st_mode & 0o077:
-        raise DirectoryUnusable(f"{path} is open to other users: its mode must be 0700")
-
-
-def _unusable(path: Path, error: OSError) -> DirectoryUnusable:
-    return DirectoryUnusable(f"{path} cannot be used: {error.strerror or error}")
-
-
-def _remove_if_unused(path: Path, users: int) -> None:
-    """Remove a directory, of which `users` is open, unless another process has it open.
-
-    Who opens it meanwhile waits for the lock of the file of users, which goes last, and begins anew without it.
-    """
+def _open(path: Path) -> tuple[int, int]:
+    """Make the directory if necessary, and open its file of users and its lock. Raises `DirectoryUnusable`."""
+    users = open_shared(path)
     try:
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if (path / "users").stat().st_ino != os.fstat(users).st_ino:
-            return  # it was removed, and made anew
-        with os.scandir(path) as files:
-            names = [file.name for file in files if file.name != "users"]
-        for name in [*names, "users"]:
-            (path / name).unlink(missing_ok=True)
-        path.rmdir()
+        return users, os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        os.close(users)
+        raise unusable(path, error) from error
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except OSError:
-        return  # somebody else has it, or has just made it anew
+        return False
 
 
 def _partial_size(file: os.DirEntry[str]) -> int:

@@ -27,19 +27,25 @@ def stored_size(rows: int) -> int:
 
 
 def read_entry(file: Path, block: RowBlock, buffer: bytearray) -> memoryview | None:
-    """Read the rows of a block into a buffer; None unless the file has exactly these rows, in a valid entry.
+    """Like `load_entry`, and None for a file that cannot be read."""
+    try:
+        return load_entry(file, block, buffer)
+    except OSError:
+        return None
+
+
+def load_entry(file: Path, block: RowBlock, buffer: bytearray) -> memoryview | None:
+    """Read the rows of a block into a buffer; None unless the file has exactly these rows, in a valid entry. Raises
+    `OSError`.
 
     The file is read and not mapped: a disk that fails raises an error for a read, and ends the process for a map.
     """
-    try:
-        with file.open("rb", buffering=0) as source:
-            size = os.fstat(source.fileno()).st_size
-            if size != HEADER_BYTES + len(buffer):
-                return None
-            head = bytearray(HEADER_BYTES)
-            if os.preadv(source.fileno(), [head, buffer], 0) != size:
-                return None
-    except OSError:
-        return None
+    with file.open("rb", buffering=0) as source:
+        size = os.fstat(source.fileno()).st_size
+        if size != HEADER_BYTES + len(buffer):
+            return None
+        head = bytearray(HEADER_BYTES)
+        if os.preadv(source.fileno(), [head, buffer], 0) != size:
+            return None
     rows = memoryview(buffer)
     return rows if head == header(block, rows) else None

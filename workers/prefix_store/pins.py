@@ -45,12 +45,18 @@ def most_pinned(max_bytes: int, size: int, beside: int = 0) -> int:
     return max(0, int(OWNER_SHARE * max_bytes) - beside) // size
 
 
+def is_live(pin: PinnedBlock, now: float) -> bool:
+    """Return whether a pin has not ended. One that is far later than any can be was made before the clock was set
+    back, and has."""
+    return now < pin.until <= now + 2 * MAX_PIN_S
+
+
 def pin(
     pins: Iterable[PinnedBlock], owner: bytes, blocks: Sequence[RowBlock], size: int, until: float, now: float
 ) -> list[PinnedBlock]:
     """Return the pins, oldest first, with the first blocks of a prefix among them. None ends before it did; those that
     have ended are left out."""
-    live = [each for each in pins if each.until > now]
+    live = [each for each in pins if is_live(each, now)]
     before = {each.key: each.until for each in live if each.owner == owner}
     keys = {block.key for block in blocks}
     kept = [each for each in live if each.owner != owner or each.key not in keys]

@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import os
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ import structlog
 
 from workers.prefix_store.block import RowBlock
 from workers.prefix_store.directory import StoreDirectory
-from workers.prefix_store.entry import read_entry, stored_size
+from workers.prefix_store.entry import load_entry, read_entry, stored_size
 from workers.prefix_store.pins import most_pinned
 from workers.prefix_store.read_ahead import ReadAhead
 
@@ -20,10 +21,15 @@ QUEUED_BLOCKS = 16
 """Blocks that wait to be written. A further one is not taken."""
 QUEUED_BYTES = 4 << 20
 """Their bytes, from which on no further one is taken."""
+QUEUED_NOTES = 256
+"""Other changes that wait, from which on no reuse and no pin is noted any more: a process that is suspended with the
+lock of the directory would let any number of them wait."""
 REST_S = 30.0
 """Seconds without writes after one has failed, as on a full disk."""
 CLOSE_S = 1.0
 """Seconds for the last writes."""
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors of this process or machine rather than of a file."""
 
 
 class PrefixStore:
@@ -33,7 +39,7 @@ class PrefixStore:
     """
 
     def __init__(self, path: Path, max_bytes: int, *, temporary: bool = False) -> None:
-        """Open the directory. Raises `workers.prefix_store.directory.DirectoryUnusable`."""
+        """Open the directory. Raises `workers.prefix_store.shared_directory.DirectoryUnusable`."""
         self._directory = StoreDirectory(path, max_bytes, temporary=temporary)
         self._max_bytes = max_bytes
         self._log = structlog.get_logger().bind(directory=str(path))
@@ -90,7 +96,22 @@ class PrefixStore:
         if rows is None and self._directory.has(block):  # it was written meanwhile, or is damaged
             rows = self._read(bytearray(size), block)
         if rows is None and self._directory.has(block):
-            self._fail("is damaged", self._directory.file(block).name)
+            rows = self._last_try(block, size)
+        return rows
+
+    def _last_try(self, block: RowBlock, size: int) -> memoryview | None:
+        """Read a block that is there, and could not be read. It is removed if it is damaged, and not for what this
+        process lacks: others may read it."""
+        file = self._directory.file(block)
+        try:
+            rows = load_entry(file, block, bytearray(size))
+        except OSError as error:
+            if error.errno in _LACKING:
+                self._fail("cannot be read", os.strerror(error.errno))
+                return None
+            rows = None
+        if rows is None and self._directory.has(block):
+            self._fail("is damaged", file.name)
             self.discard(block)
         return rows
 
@@ -132,12 +153,12 @@ class PrefixStore:
                 self._wake()
 
     def touch(self, blocks: Sequence[RowBlock]) -> None:
-        """Note that blocks were reused."""
-        self._post(functools.partial(self._directory.touch, blocks))
+        """Note that blocks were reused, unless too many changes wait."""
+        self._note(functools.partial(self._directory.touch, blocks))
 
     def pin(self, owner: str, blocks: Sequence[RowBlock], rows: int, seconds: float) -> None:
-        """Keep the first blocks of a prefix, see `StoreDirectory.pin`."""
-        self._post(functools.partial(self._directory.pin, owner, blocks, rows, seconds))
+        """Keep the first blocks of a prefix, see `StoreDirectory.pin`, unless too many changes wait."""
+        self._note(functools.partial(self._directory.pin, owner, blocks, rows, seconds))
 
     def most_pinned(self, rows: int, beside: int = 0) -> int:
         """Return the blocks with so many bytes of rows that one owner may pin, with a state of `beside` bytes; 0 is
@@ -171,6 +192,10 @@ class PrefixStore:
 
     def _may_take(self) -> bool:
         return len(self._writing) < QUEUED_BLOCKS and sum(self._writing.values()) < QUEUED_BYTES
+
+    def _note(self, job: Callable[[], None]) -> None:
+        if len(self._jobs) < QUEUED_NOTES:
+            self._post(job)
 
     def _post(self, job: Callable[[], None]) -> None:
         with self._changed:

@@ -36,7 +36,8 @@ from workers.pooling.checkpoint_default import default_pooling
 from workers.pooling.classifier import Classifier
 from workers.pooling.last_token import last_token_classifier
 from workers.pooling.served_pooling import NO_POOLING, ServedPooling
-from workers.prefix_store.directory import DirectoryUnusable, default_directory
+from workers.prefix_store.directory import default_directory
+from workers.prefix_store.shared_directory import DirectoryUnusable
 from workers.prefix_store.store import PrefixStore
 from workers.process.backends import load_runner
 from workers.process.draft_loading import drafter_of, drafting_by, load_draft, plan_draft, sparse_prefill_by

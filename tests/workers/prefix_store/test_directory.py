@@ -4,11 +4,13 @@ import errno
 import fcntl
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import pytest
 
 from workers.prefix_store import directory as module
 from workers.prefix_store.block import RowBlock, extend, root, rows_of_block
-from workers.prefix_store.directory import DirectoryUnusable, StoreDirectory
+from workers.prefix_store.directory import StoreDirectory
 from workers.prefix_store.entry import HEADER_BYTES, PAGE, read_entry, stored_size
+from workers.prefix_store.eviction import MOST_AHEAD_S, REUSE_S
+from workers.prefix_store.shared_directory import DirectoryUnusable, remove_unused
 
 ROWS = b"rows" * 1000
 SIZE = stored_size(len(ROWS))
@@ -300,6 +304,107 @@ def test_a_full_file_system_is_an_error_and_leaves_nothing(path: Path, monkeypat
     directory.close()
 
 
+@dataclass(frozen=True)
+class Disk:
+    """A file system of 1,000 pages, of which others have some."""
+
+    path: Path
+    others: int
+    f_blocks: int = 1000
+    f_frsize: int = PAGE
+
+    @property
+    def f_bavail(self) -> int:
+        return self.f_blocks - self.others - held(self.path) // PAGE
+
+
+@pytest.mark.parametrize(
+    ("others", "left"), [(950 - 5, 4), (950 - 4, 3), (950 - 3, 2), (950 - 2, 1), (950 - 1, 0), (950, None)]
+)
+def test_blocks_give_way_on_a_file_system_that_is_about_to_be_full(
+    path: Path, monkeypatch: pytest.MonkeyPatch, others: int, left: int | None
+) -> None:
+    """One more block of a page fits below 95 %; if even all blocks are too few, none is lost for it."""
+    monkeypatch.setattr(module, "FREE_SHARE", 0.05)
+    monkeypatch.setattr(module, "SLACK_SHARE", 0.0)
+    directory = StoreDirectory(path, 100 * PAGE, temporary=False)
+    blocks, (new,) = chain(4, seed=1), chain(1, seed=2)
+    rows = bytes(PAGE - HEADER_BYTES)
+    for at, block in enumerate(blocks):
+        directory.write(block, rows)
+        os.utime(directory.file(block), (1000 + at, 1000 + at))
+    monkeypatch.setattr(os, "statvfs", lambda _: Disk(path, others))
+    if left is None:
+        with pytest.raises(OSError, match="No space left"):
+            directory.write(new, rows)
+        assert all(map(directory.has, blocks))
+    else:
+        assert directory.write(new, rows)
+        assert [directory.has(block) for block in blocks] == [at < left for at in range(4)]
+    assert directory.used_bytes == held(path)
+    directory.close()
+
+
+def test_no_pinned_block_gives_way_on_a_full_file_system(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FREE_SHARE", 0.05)
+    directory = StoreDirectory(path, 100 * PAGE, temporary=False)
+    rows = bytes(PAGE - HEADER_BYTES)
+    pinned, (other,), (new,) = chain(2, seed=1), chain(1, seed=2), chain(1, seed=3)
+    for block in (*pinned, other):
+        directory.write(block, rows)
+    directory.pin("a", pinned, len(rows), 300.0)
+    for others, written in ((950 - 3 - 1, True), (950 - 3, False)):
+        monkeypatch.setattr(os, "statvfs", lambda _, others=others: Disk(path, others))
+        if written:
+            assert directory.write(new, rows)
+        else:
+            with pytest.raises(OSError, match="No space left"):
+                directory.write(other, rows)
+        assert all(map(directory.has, pinned))
+    directory.close()
+
+
+def test_a_file_that_cannot_be_renamed_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = chain(1)
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", failing(errno.EDQUOT))
+        with pytest.raises(OSError, match=r"\[Errno"):
+            directory.write(block, ROWS)
+    assert directory.used_bytes == held(path) == 0
+    directory.close()
+
+
+def test_a_directory_that_is_removed_while_a_block_is_written_costs_that_block(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = chain(2)
+    directory = StoreDirectory(path, 10 * SIZE, temporary=False)
+    write = os.write
+
+    def removing(descriptor: int, data: memoryview) -> int:
+        shutil.rmtree(path, ignore_errors=True)
+        return write(descriptor, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", removing)
+        assert not directory.write(one, ROWS)
+    assert directory.used_bytes == held(path) == 0
+    assert directory.write(two, ROWS)
+    assert directory.used_bytes == held(path) == SIZE
+    directory.close()
+
+
+def test_a_count_that_is_damaged_is_made_anew(path: Path) -> None:
+    directory = StoreDirectory(path, 3 * SIZE, temporary=False)
+    for block in chain(3):
+        directory.write(block, ROWS)
+    os.truncate(path / "lock", 3)
+    assert directory.write(chain(1, seed=1)[0], ROWS)
+    assert directory.used_bytes == held(path) <= 3 * SIZE
+    directory.close()
+
+
 def test_reuses_defer_an_eviction_each_by_as_much_and_all_by_no_more_than_the_bound(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,11 +417,33 @@ def test_reuses_defer_an_eviction_each_by_as_much_and_all_by_no_more_than_the_bo
     for reuses in range(1, 63):
         directory.touch([block])
         deferred = directory.file(block).stat().st_mtime - now
-        assert deferred == min(reuses * module.REUSE_S, module.MOST_AHEAD_S)
-    assert deferred == module.MOST_AHEAD_S
-    now += 2 * module.MOST_AHEAD_S
+        assert deferred == min(reuses * REUSE_S, MOST_AHEAD_S)
+    assert deferred == MOST_AHEAD_S
+    now += 2 * MOST_AHEAD_S
     directory.touch([block])
-    assert directory.file(block).stat().st_mtime == now + module.REUSE_S, "long ago is as if never"
+    assert directory.file(block).stat().st_mtime == now + REUSE_S, "long ago is as if never"
+    directory.close()
+
+
+@pytest.mark.parametrize(("back", "stays"), [(2 * MOST_AHEAD_S, True), (2 * MOST_AHEAD_S + 1, False)])
+def test_blocks_from_before_the_clock_was_set_back_go_first(
+    path: Path, monkeypatch: pytest.MonkeyPatch, back: float, stays: bool
+) -> None:
+    """Otherwise they would stay for as long as the clock was wrong, and each new block would go for the next one."""
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(module, "SLACK_SHARE", 0.0)
+    directory = StoreDirectory(path, 2 * SIZE, temporary=False)
+    old, new, other = (chain(1, seed=seed)[0] for seed in range(3))
+    for block in (old, new):
+        directory.write(block, ROWS)
+        os.utime(directory.file(block), (now, now))
+        now -= back if block is old else 0.0
+    directory.write(other, ROWS)
+    assert (directory.file(old).exists(), directory.file(new).exists()) == (stays, not stays)
+    os.utime(directory.file(other), (now + 1e8, now + 1e8))
+    directory.touch([other])
+    assert directory.file(other).stat().st_mtime == now + REUSE_S
     directory.close()
 
 
@@ -410,20 +537,20 @@ def test_who_opens_a_directory_while_it_is_removed_gets_a_whole_one(
 
 
 def test_what_killed_processes_have_left_is_removed_unless_it_is_in_use(path: Path) -> None:
-    module.remove_unused(path)
+    remove_unused(path)
     left, other = (StoreDirectory(path, 10 * SIZE, temporary=True) for _ in range(2))
     left.write(chain(1)[0], ROWS)
     for descriptor in (left._lock, left._users):
         os.close(descriptor)  # as the system does for a process that is killed
-    module.remove_unused(path)
+    remove_unused(path)
     assert held(path) == SIZE, "another has it open"
     os.close(other._lock)
     os.close(other._users)
     path.chmod(0o755)
-    module.remove_unused(path)
+    remove_unused(path)
     assert path.exists(), "it may be somebody else's"
     path.chmod(0o700)
-    module.remove_unused(path)
+    remove_unused(path)
     assert not path.exists()
 
 

@@ -1,12 +1,14 @@
 """Pins: bounded for each owner and for all, the latest first, and never without the blocks before them."""
 
+import errno
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.workers.prefix_store.test_directory import ROWS, SIZE, chain
+from tests.workers.prefix_store.test_directory import ROWS, SIZE, Killed, chain
 from workers.prefix_store import directory as directories
 from workers.prefix_store.directory import StoreDirectory
 from workers.prefix_store.pins import MAX_PIN_S, PinnedBlock, decode, encode, most_pinned, owner_key, pin, within
@@ -78,7 +80,7 @@ def test_pinned_blocks_are_evicted_last_and_like_others_when_their_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directories, "SLACK_SHARE", 0.0)
-    now = 1e9
+    now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     directory = StoreDirectory(tmp_path / "store", 16 * SIZE, temporary=False)
     pinned = chain(3, seed=1)
@@ -118,7 +120,49 @@ def test_the_bound_of_the_bytes_holds_with_pins_of_a_process_with_a_larger_one(t
     small.close()
 
 
-def test_a_process_that_is_killed_while_it_pins_leaves_no_pins_and_all_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("back", "kept"), [(MAX_PIN_S, True), (MAX_PIN_S + 1, False)])
+def test_a_pin_from_before_the_clock_was_set_back_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: float, kept: bool
+) -> None:
+    """By up to a day it lasts longer; by more it would last for as long as the clock was wrong."""
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    directory = StoreDirectory(tmp_path / "store", 16 * SIZE, temporary=False)
+    (block,) = chain(1)
+    directory.pin("a", [block], len(ROWS), MAX_PIN_S)
+    now -= back
+    directory.pin("b", [], len(ROWS), 1.0)
+    assert [each.key for each in directory._pins()] == [block.key] * kept
+    directory.close()
+
+
+@pytest.mark.parametrize("failing", ["write_bytes", "replace"])
+def test_pins_outlive_a_process_that_is_killed_or_finds_no_room_while_it_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    directory = StoreDirectory(tmp_path / "store", 16 * SIZE, temporary=False)
+    first, second = chain(2)
+    directory.pin("a", [first], len(ROWS), 300.0)
+    write = Path.write_bytes
+
+    def fail(file: Path, data: Any) -> None:
+        if failing == "write_bytes":
+            write(file, data[:-7])
+        raise error
+
+    for error in (Killed(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, failing, fail)
+            with pytest.raises(type(error)):
+                directory.pin("b", [second], len(ROWS), 300.0)
+        assert [each.key for each in directory._pins()] == [first.key]
+    assert not [file.name for file in directory.path.iterdir() if file.name.startswith("pins-")]
+    directory.pin("b", [second], len(ROWS), 300.0)
+    assert [each.key for each in directory._pins()] == [first.key, second.key]
+    directory.close()
+
+
+def test_a_file_of_pins_that_is_damaged_costs_no_block_and_no_later_pin(tmp_path: Path) -> None:
     directory = StoreDirectory(tmp_path / "store", 16 * SIZE, temporary=False)
     (block,) = chain(1)
     directory.write(block, ROWS)

@@ -1,7 +1,9 @@
 """The store of a worker: changes are made behind its back, and none of its errors reaches it."""
 
 import errno
+import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.workers.prefix_store.test_directory import ROWS, SIZE, chain
 from workers.prefix_store import directory as directories
 from workers.prefix_store import store as module
-from workers.prefix_store.store import QUEUED_BLOCKS, PrefixStore
+from workers.prefix_store.store import QUEUED_BLOCKS, QUEUED_NOTES, PrefixStore
 
 
 @pytest.fixture
@@ -101,20 +103,48 @@ def test_a_full_disk_turns_writes_off_for_some_time(store: PrefixStore, monkeypa
     assert store.holds(three)
 
 
-def test_a_directory_that_is_gone_costs_what_was_in_it(store: PrefixStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [("*",), ("lock",), ("users", "lock")], ids="-".join)
+def test_a_directory_that_is_gone_costs_what_was_in_it_and_is_made_again(
+    store: PrefixStore, tmp_path: Path, gone: tuple[str, ...]
+) -> None:
     one, two = chain(2)
     store.offer(one, ROWS)
     store.settle()
-    for file in (tmp_path / "store").iterdir():
+    for file in (file for pattern in gone for file in (tmp_path / "store").glob(pattern)):
         file.unlink()
-    os.rmdir(tmp_path / "store")
-    with capture_logs():
+    if "*" in gone:
+        os.rmdir(tmp_path / "store")
         assert store.read(one, len(ROWS)) is None
-        store.offer(two, ROWS)
-        store.touch([one])
+    left = store.holds(one)
+    store.touch([one])
+    store.offer(two, ROWS)
+    store.settle()
+    assert bytes(store.read(two, len(ROWS)) or b"") == ROWS
+    assert (store.used_bytes, store.failures) == (SIZE * (1 + left), 0)
+    other = directories.StoreDirectory(tmp_path / "store", 20 * SIZE, temporary=True)
+    with other._locked(), pytest.raises(BlockingIOError):
+        fcntl.flock(store._directory._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    other.close()
+    assert store.holds(two), "it is one of the users again"
+
+
+def test_a_directory_that_cannot_be_made_again_turns_writes_off_for_some_time(
+    store: PrefixStore, tmp_path: Path
+) -> None:
+    one, two = chain(2)
+    store.settle()
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").touch()
+    with capture_logs() as logs:
+        store.offer(one, ROWS)
         store.settle()
-    assert not store.holds(two)
-    assert store.failures > 0
+    assert [(log["event"], "not a directory" in log["text"]) for log in logs] == [("prefix_store_failed", True)]
+    assert (store.can_write(), store.holds(one)) == (False, False)
+    (tmp_path / "store").unlink()
+    store._rests_until = 0.0
+    store.offer(two, ROWS)
+    store.settle()
+    assert store.holds(two)
 
 
 def test_a_lock_that_another_process_keeps_holds_up_neither_reads_nor_the_end(
@@ -156,6 +186,44 @@ def test_a_disk_that_fails_is_one_without_blocks(store: PrefixStore, monkeypatch
         assert not store.holds(block)
         assert store.read(block, len(ROWS)) is None
     assert store.holds(block)
+
+
+@pytest.mark.parametrize(("number", "kept"), [(errno.EMFILE, True), (errno.ENOMEM, True), (errno.EACCES, False)])
+def test_what_this_process_lacks_damages_no_block(
+    store: PrefixStore, monkeypatch: pytest.MonkeyPatch, number: int, kept: bool
+) -> None:
+    (block,) = chain(1)
+    store.offer(block, ROWS)
+    store.settle()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as lacking, capture_logs() as logs:
+        lacking.setattr(Path, "open", fail)
+        assert store.read(block, len(ROWS)) is None
+    store.settle()
+    assert [(log["event"], log["problem"]) for log in logs] == [
+        ("prefix_store_failed", "cannot be read" if kept else "is damaged")
+    ]
+    assert (store.failures, store.holds(block), store.can_write()) == (1, kept, True)
+
+
+def test_a_lock_that_another_process_keeps_lets_few_changes_wait(store: PrefixStore) -> None:
+    (block,) = chain(1)
+    store.settle()
+    with store._directory._locked():
+        other = PrefixStore(store._directory.path, 20 * SIZE)
+        for _ in range(2 * QUEUED_NOTES):
+            other.touch([block])
+            other.pin("owner", [block], len(ROWS), 60.0)
+        assert len(other._jobs) in (QUEUED_NOTES - 1, QUEUED_NOTES), "the first one may be under way"
+        other.discard(block)
+        assert not other.holds(block), "what must not be read is not dropped"
+        other.offer(block, ROWS)
+    other.settle()
+    assert bytes(other.read(block, len(ROWS)) or b"") == ROWS
+    other.close()
 
 
 def test_a_block_that_waits_to_be_written_is_not_damaged(store: PrefixStore, monkeypatch: pytest.MonkeyPatch) -> None:

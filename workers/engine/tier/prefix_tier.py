@@ -37,7 +37,7 @@ the thread that writes, is as much for one as for several."""
 SEEN_BLOCKS = 32_768
 """Blocks that are remembered, to tell those that are asked for again."""
 IDLE_WAIT_S = 0.1
-"""Time that a step without other work waits for the store to take a block."""
+"""Time that a step without other work waits for the store to take blocks: after it, the worker looks for requests."""
 RESTORE_S = 0.02
 """Time that a step restores rows while other sequences decode; one block at least."""
 RESUMED_RESTORE_S = 0.1
@@ -242,6 +242,7 @@ class PrefixTier:
         """Save what a step may save of these slots, up to so many blocks of each. Return whether something is left that
         can be saved."""
         left = self._saves_per_step
+        until = self.clock() + IDLE_WAIT_S if idle else None
         for known in (True, False):
             for slot, cached, blocks in held:
                 most = min(self._wanted(cached), self._proven(cached)) if known else blocks
@@ -249,7 +250,8 @@ class PrefixTier:
                     if not left or not (known or idle or self._budget.allows):
                         return True
                     began = time.thread_time()
-                    if not self._save(slot, cached, unsaved, IDLE_WAIT_S if idle else 0.0):
+                    wait_s = 0.0 if until is None else max(0.0, until - self.clock())
+                    if not self._save(slot, cached, unsaved, wait_s):
                         return self._saves
                     if not idle:
                         self._budget.took(time.thread_time() - began)

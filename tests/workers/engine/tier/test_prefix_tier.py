@@ -16,7 +16,7 @@ from workers.engine.prefix_match import PrefixPolicy
 from workers.engine.request import EngineRequest
 from workers.engine.runner import Runner
 from workers.engine.step_result import SequenceStart, Token
-from workers.engine.tier.prefix_tier import PrefixTier
+from workers.engine.tier.prefix_tier import IDLE_WAIT_S, PrefixTier
 from workers.faults.faulty_runner import with_faults
 from workers.faults.plan import raising
 from workers.prefix_store.block import RowBlock
@@ -436,6 +436,33 @@ def test_a_full_queue_of_the_store_delays_saves_and_no_step(path: Path, monkeypa
         engine.step()
     engine.settle()
     assert len(files(path)) == BLOCKS
+    engine.close()
+
+
+def test_an_idle_step_waits_no_longer_for_a_slow_disk_however_many_blocks_it_saves(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a block each 40 ms. A request that has arrived meanwhile waits for the step."""
+    engine = engine_with_tier(scripted(), path)
+    assert engine._tier is not None
+    now, waited = 0.0, 0.0
+    monkeypatch.setattr(engine._tier, "clock", lambda: now)
+
+    def has_room(wait_s: float = 0.0) -> bool:
+        nonlocal now, waited
+        now, waited = now + min(wait_s, 0.04), waited + min(wait_s, 0.04)
+        return wait_s >= 0.04
+
+    monkeypatch.setattr(engine._tier._store, "has_room", has_room)
+    engine.submit(request(1))
+    longest = 0.0
+    while not engine.idle:
+        waited = 0.0
+        engine.step()
+        longest = max(longest, waited)
+    engine.settle()
+    assert len(files(path)) == BLOCKS
+    assert longest == pytest.approx(IDLE_WAIT_S)
     engine.close()
 
 
