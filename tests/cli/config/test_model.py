@@ -111,7 +111,7 @@ def test_a_draft_model_is_found_like_a_model(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"^--draft-model: .*nowhere: there is no such directory"):
         worker_spec(load({"draft_model": str(tmp_path / "nowhere")}), ChosenModel("m", tmp_path))
     off = load({"model": str(tmp_path / "model"), "speculate": "off", "draft_model": str(draft)})
-    with pytest.raises(CommandFailed, match=r"^--draft-model: nothing is drafted with speculate off"):
+    with pytest.raises(CommandFailed, match=r"^--draft-model: it cannot be loaded with speculate off"):
         check_model(worker_spec(off, ChosenModel.choose(off)))
 
 

@@ -57,7 +57,10 @@ def describe(spec: WorkerSpec, *, compile_only: bool = False) -> Described:
     choose_formats(spec.reasoning_parser, spec.tool_parser)
     backend = choose_backend(spec)
     if spec.draft_model and spec.speculate == "off":
-        raise LoadRefused("draft_model: nothing is drafted with speculate off: set --speculate auto")
+        raise LoadRefused(
+            "draft_model: it cannot be loaded with speculate off, also for sparse prefill alone: set --speculate auto; "
+            'a request with "speculate": false is not drafted for'
+        )
     if backend != "iree" and spec.cpu != "host":
         raise LoadRefused(f"cpu: {spec.cpu!r} has no effect on the {backend} backend: leave the setting `cpu` out")
     if spec.sparse_prefill and not spec.draft_model:
