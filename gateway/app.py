@@ -150,7 +150,7 @@ def create_app(
         *TokenAdmin(joins, keys, settings).routes(),
         *KeyAdmin(keys, settings).routes(),
         *TlsReload(tls, settings).routes(),
-        *(Admin(fleet, settings, router.canonical).routes() if fleet is not None else ()),
+        *(Admin(fleet, settings, router.models.canonical).routes() if fleet is not None else ()),
         *AdapterRoutes(router, settings, fetch_adapter, takes_over=peer is not None).routes(),
         *PageFiles(settings).routes(),
     ]

@@ -156,7 +156,7 @@ class AdapterRoutes:
 
     def _model(self, wanted: LoadLoraAdapter) -> str:
         """Return the own name of the model that an adapter is for. Raises `RequestError`."""
-        models = self._router.models()
+        models = self._router.models.names()
         if not wanted.model:
             if len(models) != 1:
                 text = f"give the model that it is for, one of {', '.join(map(repr, models)) or 'none'}"
@@ -164,7 +164,7 @@ class AdapterRoutes:
             return models[0]
         model = self._router.pool.catalog.canonical(wanted.model)
         if model not in models:
-            raise self._router.no_model(wanted.model)
+            raise self._router.models.no_model(wanted.model)
         return model
 
     def _check_name(self, wanted: LoadLoraAdapter) -> None:
@@ -189,8 +189,8 @@ class AdapterRoutes:
 
     def _is_taken(self, name: str) -> bool:
         """A model, or an adapter that was loaded with one, has the name."""
-        own = self._router.canonical(name)
-        return own in self._router.models() or self._router.pool.catalog.find(own) is not None
+        own = self._router.models.canonical(name)
+        return own in self._router.models.names() or self._router.pool.catalog.find(own) is not None
 
     def _restore(self, state: AdapterState) -> None:
         """Want the adapters that were kept: workers load them before they get their requests."""

@@ -56,7 +56,7 @@ async def test_the_next_gateway_has_the_adapters_with_the_same_files(tmp_path: P
         assert (Path(asked.paths[0]) / WEIGHTS).read_bytes() == b"three", "as it was when it was loaded"
         assert sorted(each.name for each in state.iterdir()) == sorted((STATE_FILE, LOCK_FILE, digest, "foreign"))
         server.answer(0)
-        assert server.world.router.canonical("two") == "tiny"
+        assert server.world.router.models.canonical("two") == "tiny"
         again = await server.load("two", "three")
         assert "set load_inplace" in again.text
 
@@ -69,7 +69,7 @@ async def test_an_adapter_that_no_worker_can_load_again_stays_until_it_is_unload
     for _ in range(2):
         async with serving(tmp_path, lora_state_dir=str(state)) as server:
             server.answer(0, "of another model")
-            assert server.world.router.canonical("sql") == "sql", "no request can name it"
+            assert server.world.router.models.canonical("sql") == "sql", "no request can name it"
             if not _:
                 continue
             assert (await server.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})).status_code == 200
@@ -83,7 +83,7 @@ async def test_a_worker_with_fewer_places_than_before_refuses_the_rest_and_reque
     state.close()
     async with serving(tmp_path, lora_state_dir=str(tmp_path / "state")) as server:
         assert [each.name.partition("@")[0] for each in server.asked] == ["a0", "a1"], "it has two places"
-        assert [server.world.router.canonical(f"a{at}") for at in range(3)] == ["tiny", "tiny", "a2"]
+        assert [server.world.router.models.canonical(f"a{at}") for at in range(3)] == ["tiny", "tiny", "a2"]
 
 
 async def test_a_failure_to_write_is_told_and_says_its_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ async def test_a_failure_to_write_is_told_and_says_its_effect(tmp_path: Path, mo
             server.answer(0)
         assert answers[0].status_code == 503
         assert "'sql' is loaded, and will not be after a restart: `lora_state_dir` cannot be written" in answers[0].text
-        assert server.world.router.canonical("sql") == "tiny"
+        assert server.world.router.models.canonical("sql") == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ async def test_a_kept_adapter_does_not_take_the_name_of_a_model_or_of_its_adapte
     world.router.pool.catalog.add(CatalogEntry("away", ("alias",), ("fixed",)))
     settings = GatewaySettings(lora_dirs=(str(tmp_path),), lora_state_dir=str(tmp_path / "state"))
     routes = AdapterRoutes(world.router, settings)
-    assert [world.router.canonical(each.name) for each in state.adapters] == ["tiny", "away", "away", "gone"]
-    assert world.router.on_workers("fixed") == "fixed", "not the weights of the kept one"
+    assert [world.router.models.canonical(each.name) for each in state.adapters] == ["tiny", "away", "away", "gone"]
+    assert world.router.models.on_workers("fixed") == "fixed", "not the weights of the kept one"
     assert routes._state is not None
     assert len(routes._state.adapters) == 4, "they stay until they are unloaded"
     routes._state.close()
