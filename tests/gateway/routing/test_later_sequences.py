@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from gateway.body_budget import HeldBody
 from gateway.generation.builder import POOLED_AT_ONCE
 from gateway.openai.embeddings.decoding import EmbeddingsDecoder
+from gateway.routing.admission.request_admission import RequestAdmission
 from gateway.routing.placement.placement import Placement
 from gateway.routing.request_group import RequestGroup
-from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from protocol.events import Finished, Usage
@@ -69,7 +69,7 @@ Happening = Callable[[World, RequestGroup, pytest.MonkeyPatch], float]
 
 
 def no_text_can_be_made(world: World, group: RequestGroup, patch: pytest.MonkeyPatch) -> float:
-    raise_at(patch, Router, "_submit")
+    raise_at(patch, RequestAdmission, "_submit")
     finish(world, 1)
     return 0
 
