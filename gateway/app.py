@@ -150,8 +150,8 @@ def create_app(
         *TokenAdmin(joins, keys, settings).routes(),
         *KeyAdmin(keys, settings).routes(),
         *TlsReload(tls, settings).routes(),
-        *(Admin(fleet, settings, router.canonical).routes() if fleet is not None else ()),
-        *AdapterRoutes(router, settings, fetch_adapter, takes_over=peer is not None).routes(),
+        *(Admin(fleet, settings, router.models.canonical).routes() if fleet is not None else ()),
+        *AdapterRoutes(router, settings, fetch_adapter, predecessor=0 if peer is None else peer.pid).routes(),
         *PageFiles(settings).routes(),
     ]
     routes.append(Route("/openapi.json", OpenApiEndpoint(routes).document))

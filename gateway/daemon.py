@@ -45,7 +45,8 @@ from gateway.models.loader import ModelLoader
 from gateway.models.messages import LoaderMessage
 from gateway.models.terms import ModelTerms, most_workers
 from gateway.responses.service import ResponseService
-from gateway.routing.router import DEADLINE_MARGIN_S, Router
+from gateway.routing.admission.request_admission import DEADLINE_MARGIN_S
+from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.resumable import ResumableStreams
 
@@ -435,7 +436,7 @@ class _Daemon(Actor[DaemonMessage]):
             self._manager.hands_over()
         else:
             self._manager.stopping()
-            router.drain_nowait()
+            router.admission.drain_nowait()
             if self._listeners is not None:
                 self._listeners.retire(within_s=settings.shutdown_grace_s * WARNED)
         async with anyio.create_task_group() as group:
@@ -446,9 +447,9 @@ class _Daemon(Actor[DaemonMessage]):
             else:
                 await self._grace()
             group.cancel_scope.cancel()
-        router.drain_nowait()
+        router.admission.drain_nowait()
         self._streams.leave()
-        router.fail_all("the gateway is shutting down")
+        router.ends.fail_all("the gateway is shutting down")
         self._shutdown.set()
         with anyio.move_on_after(settings.flush_s + 1):
             await self._responses.background.idle()
@@ -503,7 +504,7 @@ class _Daemon(Actor[DaemonMessage]):
         """A signal makes an ordinary shutdown of a hand-over."""
         await self._asked.wait()
         self._manager.stopping()
-        self._router.drain_nowait()
+        self._router.admission.drain_nowait()
         await self._grace()
         scope.cancel()
 

@@ -22,8 +22,26 @@ MAX_NAMES = 256
 `trusted_gateways`."""
 
 
+class SettingName(str):
+    """The name of a setting, in the text of an error."""
+
+
 class GatewaySettingsError(ValueError):
-    """Raised when a setting is outside its range; the message names it."""
+    """Raised when a setting is outside its range, or when settings contradict each other; the text names them."""
+
+    def __init__(self, *parts: str) -> None:
+        """`parts` are the text, in which each setting is a `SettingName`."""
+        super().__init__("".join(parts))
+        self.parts = parts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The settings that it names, in this order."""
+        return tuple(part for part in self.parts if isinstance(part, SettingName))
+
+    def text(self, shown: Callable[[str], str]) -> str:
+        """Return the text with what is `shown` of each setting in place of its name."""
+        return "".join(shown(part) if isinstance(part, SettingName) else part for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +238,8 @@ class GatewaySettings:
         for name, (low, high) in bounds.items():
             value = getattr(self, name)
             if not low <= value <= high:
-                raise GatewaySettingsError(f"{name} is {value}; it must be between {low:g} and {high:g}")
+                text = f" is {value}; it must be between {low:g} and {high:g}"
+                raise GatewaySettingsError(SettingName(name), text)
         for name, most, effect in (
             ("max_choices", "max_streams_per_worker", "no worker could take such a request"),
             ("max_body_bytes", "max_total_body_bytes", "no such body could be taken"),
@@ -228,18 +247,9 @@ class GatewaySettings:
         ):
             value, bound = getattr(self, name), getattr(self, most)
             if value > bound:
-                raise GatewaySettingsError(f"{name} is over {most}, {value} over {bound}: {effect}")
-        if self.listen_workers and not self.keys_dir:
-            raise GatewaySettingsError("listen_workers needs keys_dir: without keys nobody may join over a network")
-        if not self.tcp and not self.unix_socket:
-            raise GatewaySettingsError("tcp is off and unix_socket is empty: there would be nothing to listen on")
-        if not self.tcp and self.tls_cert:
-            raise GatewaySettingsError("tls_cert is for the TCP port, which is off: leave one of them out")
-        if not re.fullmatch("[0-7]{3}", self.unix_socket_mode):
-            given = self.unix_socket_mode[:60]
-            raise GatewaySettingsError(f"unix_socket_mode is {given!r}; it must be three octal digits, such as 660")
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise GatewaySettingsError("tls_cert and tls_key go together; one of them is empty")
+                values = f", {value} over {bound}: {effect}"
+                raise GatewaySettingsError(SettingName(name), " is over ", SettingName(most), values)
+        self._check_listening()
         self._check_names("allowed_hosts", self.allowed_hosts, parse_pattern)
         self._check_names("allow_image_urls", self.allow_image_urls, parse_pattern)
         self._check_names("lora_dirs", self.lora_dirs, _check_folder)
@@ -247,49 +257,71 @@ class GatewaySettings:
         if self.lora_state_dir:
             self._check_names("lora_state_dir", (self.lora_state_dir,), _check_folder)
             if not self.lora_dirs and not self.allow_lora_repos:
-                problem = "without lora_dirs and allow_lora_repos, nothing is loaded that could be kept"
-                raise GatewaySettingsError(f"lora_state_dir: {problem}")
+                needed = (SettingName("lora_dirs"), " or ", SettingName("allow_lora_repos"))
+                problem = ": otherwise nothing is loaded that could be kept"
+                raise GatewaySettingsError(SettingName("lora_state_dir"), " needs ", *needed, problem)
         self._check_names("cors_origins", self.cors_origins, parse_origin)
         self._check_names("trusted_gateways", self.trusted_gateways, check_gateway)
-        if self.store not in ("memory", "none") and not self.store_path:
-            raise GatewaySettingsError(f"store is {self.store[:200]!r}; it must be memory, none or sqlite:FILE")
-        if self.metrics_names not in get_args(MetricsNames):
-            raise GatewaySettingsError(f"metrics_names is {self.metrics_names[:200]!r}; it must be baton or vllm")
+        self._check_choices()
         if self.otlp_traces_endpoint:
             url = _split(self.otlp_traces_endpoint)
             if url is None or url.scheme not in ("http", "https") or not url.hostname:
-                raise GatewaySettingsError(
-                    f"otlp_traces_endpoint is {self.otlp_traces_endpoint[:200]!r}; it must be a URL such as "
-                    "http://localhost:4318/v1/traces"
+                raise _not_one_of(
+                    "otlp_traces_endpoint", self.otlp_traces_endpoint, "a URL such as http://localhost:4318/v1/traces"
                 )
         redis = _split(self.redis_url)
         if self.redis_url and (redis is None or redis.scheme not in ("redis", "rediss", "unix")):
-            raise GatewaySettingsError("redis_url must be redis://HOST:PORT, rediss://HOST:PORT or unix://PATH")
-        if self.scheduler_policy not in get_args(SchedulerPolicy):
-            allowed = ", ".join(get_args(SchedulerPolicy))
-            raise GatewaySettingsError(
-                f"scheduler_policy is {self.scheduler_policy[:200]!r}; it must be one of {allowed}"
-            )
-        if self.routing not in get_args(Routing):
-            raise GatewaySettingsError(
-                f"routing is {self.routing[:200]!r}; it must be one of {', '.join(get_args(Routing))}"
-            )
+            text = " must be redis://HOST:PORT, rediss://HOST:PORT or unix://PATH"
+            raise GatewaySettingsError(SettingName("redis_url"), text)
         try:
             parse_weights(self.key_weights)
         except ValueError as error:
-            raise GatewaySettingsError(f"key_weights: {error}") from error
+            raise GatewaySettingsError(SettingName("key_weights"), f": {error}") from error
+
+    def _check_listening(self) -> None:
+        tcp, unix_socket = SettingName("tcp"), SettingName("unix_socket")
         if not self.host:
-            raise GatewaySettingsError("host is empty")
+            raise GatewaySettingsError(SettingName("host"), " is empty")
+        if self.listen_workers and not self.keys_dir:
+            advice = ", with keys from `baton worker-keys init --keys-dir DIR`"
+            raise GatewaySettingsError(SettingName("listen_workers"), " needs ", SettingName("keys_dir"), advice)
+        if not self.tcp and not self.unix_socket:
+            effect = " is empty: there would be nothing to listen on"
+            raise GatewaySettingsError(tcp, " is off and ", unix_socket, effect)
+        if not self.tcp and self.tls_cert:
+            only = " is for the TCP port, which is off by "
+            raise GatewaySettingsError(SettingName("tls_cert"), only, tcp, ": leave one of them out")
+        if not re.fullmatch("[0-7]{3}", self.unix_socket_mode):
+            raise _not_one_of("unix_socket_mode", self.unix_socket_mode, "three octal digits, such as 660")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            given, missing = ("tls_cert", "tls_key") if self.tls_cert else ("tls_key", "tls_cert")
+            raise GatewaySettingsError(SettingName(given), " needs ", SettingName(missing), ": they go together")
+
+    def _check_choices(self) -> None:
+        if self.store not in ("memory", "none") and not self.store_path:
+            raise _not_one_of("store", self.store, "memory, none or sqlite:FILE")
+        if self.metrics_names not in get_args(MetricsNames):
+            raise _not_one_of("metrics_names", self.metrics_names, "baton or vllm")
+        if self.scheduler_policy not in get_args(SchedulerPolicy):
+            allowed = f"one of {', '.join(get_args(SchedulerPolicy))}"
+            raise _not_one_of("scheduler_policy", self.scheduler_policy, allowed)
+        if self.routing not in get_args(Routing):
+            raise _not_one_of("routing", self.routing, f"one of {', '.join(get_args(Routing))}")
 
     @staticmethod
     def _check_names(setting: str, names: tuple[str, ...], parse: Callable[[str], object]) -> None:
         if len(names) > MAX_NAMES:
-            raise GatewaySettingsError(f"{setting} has {len(names)} entries; {MAX_NAMES} is the most")
+            text = f" has {len(names)} entries; {MAX_NAMES} is the most"
+            raise GatewaySettingsError(SettingName(setting), text)
         for name in names:
             try:
                 parse(name)
             except ValueError as error:
-                raise GatewaySettingsError(f"{setting}: {error}") from error
+                raise GatewaySettingsError(SettingName(setting), f": {error}") from error
+
+
+def _not_one_of(setting: str, value: str, allowed: str) -> GatewaySettingsError:
+    return GatewaySettingsError(SettingName(setting), f" is {value[:200]!r}; it must be {allowed}")
 
 
 def _check_folder(path: str) -> None:

@@ -77,8 +77,8 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "a digest of either size is practically unique",
     ),
     Equivalent(
-        "gateway/routing/router.py",
-        "Router._submit",
+        "gateway/routing/admission/request_admission.py",
+        "RequestAdmission._submit",
         "self._admitted += 1",
         "self._admitted += 2",
         "only the order of these numbers matters",

@@ -39,7 +39,10 @@ SUITES = (
         ("workers/engine/*.py",),
         (("tests/workers/engine",), ("tests/workers/scripted", "tests/workers/faults", "tests/workers/process")),
     ),
-    Suite(("gateway/routing/*.py", "gateway/routing/placement/*.py"), (("tests/gateway/routing",), _STREAMS, _SERVING)),
+    Suite(
+        ("gateway/routing/*.py", "gateway/routing/placement/*.py", "gateway/routing/admission/request_admission.py"),
+        (("tests/gateway/routing",), _STREAMS, _SERVING),
+    ),
     Suite(
         tuple(f"gateway/streaming/{name}.py" for name in ("resumable", "replay_buffer", "reply")),
         (("tests/gateway/streaming",), _STREAMS[1:], _SERVING),

@@ -92,7 +92,7 @@ async def measure(settings: Settings, rounds: int, idle_s: float) -> None:
         for name, number in FAULTS.items():
             times = Times()
             for _ in range(rounds if number is not signal.SIGSTOP else max(1, rounds // 4)):
-                live = router.open(decoder.completion(body % (model.name.encode(), 1000)).request, "live")
+                live = router.admission.open(decoder.completion(body % (model.name.encode(), 1000)).request, "live")
                 await live.wait()
                 router.lost = anyio.Event()
                 victim = fleet.members[live.worker]
@@ -100,7 +100,7 @@ async def measure(settings: Settings, rounds: int, idle_s: float) -> None:
                 os.kill(victim.status.pid or 0, number)
                 await router.lost.wait()
                 times.lost.append((router.lost_at - began) * 1000)
-                call = router.open(decoder.completion(body % (model.name.encode(), 1)).request, "next")
+                call = router.admission.open(decoder.completion(body % (model.name.encode(), 1)).request, "next")
                 await call.wait()
                 times.first_token.append((time.perf_counter() - began) * 1000)
                 live.cancel_nowait()

@@ -84,7 +84,7 @@ class SimulatedClient:
         model, wanted = self._loop.meter.model, self.received.wanted
         request = model(wanted.request)
         try:
-            group = router.open(request, f"r{wanted.key}", client=wanted.client)
+            group = router.admission.open(request, f"r{wanted.key}", client=wanted.client)
         except RequestError as error:
             model(self._end, str(error.code))
             return

@@ -70,7 +70,7 @@ class HttpPredecessor:
         self._host, self._port = (settings.host, settings.port) if settings.tcp else ("", 0)
         self._url = url_of(settings)
         self._connection: PredecessorConnection | None = None
-        self._pid = 0
+        self.pid = 0
         self._http = ""
         self._serves = ""
         """The path of its Unix socket."""
@@ -100,7 +100,7 @@ class HttpPredecessor:
             await connection.aclose()
             self._connection = None
             raise self._failed(error) from error
-        self._pid, self._http, self._serves = reply.pid, reply.http, reply.unix
+        self.pid, self._http, self._serves = reply.pid, reply.http, reply.unix
         # One connection for each stream that it keeps, and their number is unknown.
         transport = httpx.AsyncHTTPTransport(uds=reply.http, limits=httpx.Limits(max_connections=None))
         timeout = httpx.Timeout(self._timeout_s, read=self._silence_s)
@@ -161,9 +161,9 @@ class HttpPredecessor:
             problem = str(error)
         await self._connection.aclose()
         if problem:
-            _log.error("predecessor_stays", predecessor=self._pid, problem=problem)
+            _log.error("predecessor_stays", predecessor=self.pid, problem=problem)
         else:
-            _log.info("took_over", predecessor=self._pid)
+            _log.info("took_over", predecessor=self.pid)
         return not problem
 
     async def gone(self) -> None:

@@ -44,10 +44,7 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
     gateway = gateway_settings(settings)
     try:
         keys, tls = ApiKeys(gateway), tls_of(gateway)
-        if gateway.lora_state_dir:
-            # What is wrong with it is said before a model is loaded.
-            AdapterState(gateway.lora_state_dir, takes_over=take_over).close()
-    except (AdapterStateInvalid, ApiKeysInvalid, TlsInvalid) as error:
+    except (ApiKeysInvalid, TlsInvalid) as error:
         raise CommandFailed(str(error)) from error
     if take_over and not settings.workers:
         raise CommandFailed(
@@ -55,6 +52,12 @@ def run_server(settings: Settings, *, take_over: bool = False) -> None:
             "after the other server has released them"
         )
     predecessor, process = _predecessor(settings) if take_over else (None, 0)
+    if gateway.lora_state_dir:
+        # What is wrong with it is said before a model is loaded.
+        try:
+            AdapterState(gateway.lora_state_dir, predecessor=process).close()
+        except AdapterStateInvalid as error:
+            raise CommandFailed(str(error)) from error
     tier = PrefixTierPlan.of(settings)
     settings = tier.settings
     served = ServedModels.of(settings, predecessor=process)

@@ -114,7 +114,10 @@ def service_manager(settings: Settings) -> ServiceManager:
     """Return what learns that the worker is ready. Raises `CommandFailed` for an unusable health file."""
     if not settings.health_file:
         return ServiceManager(os.environ)
-    file = Path(settings.health_file).expanduser()
+    file = Path(settings.health_file).expanduser().absolute()
+    if not file.parent.is_dir():
+        text = f"the folder {file.parent} does not exist: make it, or name another file"
+        raise CommandFailed(f"{settings.sources.get('health_file', flag('health_file'))}: {text}")
     try:
         return HealthFile(os.environ, file)
     except OSError as error:

@@ -1,8 +1,7 @@
 """The gateway's settings and the commands that start its workers."""
 
 import functools
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -135,21 +134,25 @@ def worker_command(spec: WorkerSpec) -> Callable[[str, int], list[str]]:
 
 
 def gateway_settings(settings: Settings) -> GatewaySettings:
-    """Return the gateway's part of the settings. Raises `CommandFailed` if two settings contradict each other."""
-    if settings.listen_workers and not settings.keys_dir:
-        raise CommandFailed("--listen-workers needs --keys-dir, with keys from `baton worker-keys init --keys-dir DIR`")
-    if bool(settings.tls_cert) != bool(settings.tls_key):
-        given, missing = ("tls_cert", "tls_key") if settings.tls_cert else ("tls_key", "tls_cert")
-        raise CommandFailed(f"{settings.sources.get(given, given)} needs {flag(missing)}: they go together")
+    """Return the gateway's part of the settings. Raises `CommandFailed` for settings that contradict each other, and
+    for folders of adapters that are not there."""
     names = GatewaySettings.__dataclass_fields__.keys() & Settings.model_fields.keys()
     try:
-        return GatewaySettings(**{name: getattr(settings, name) for name in names})
+        found = GatewaySettings(**{name: getattr(settings, name) for name in names})
     except GatewaySettingsError as error:
-        raise CommandFailed(_with_source(str(error), settings.sources)) from error
+        raise CommandFailed(error.text(lambda name: settings.sources.get(name, flag(name)))) from error
+    check_lora_dirs(settings)
+    return found
 
 
-def _with_source(problem: str, sources: Mapping[str, str]) -> str:
-    """Return a problem that begins with the flag, the variable or the line of a file that set a setting, if this one
-    begins with the setting's name."""
-    name = re.split(r"\W", problem, maxsplit=1)[0]
-    return sources.get(name, name) + problem[len(name) :]
+def check_lora_dirs(settings: Settings) -> None:
+    """Raises `CommandFailed` for a folder of adapters that is not there: no request could load one from it."""
+    source = settings.sources.get("lora_dirs", flag("lora_dirs"))
+    for path in settings.lora_dirs:
+        folder = Path(path).expanduser().absolute()
+        try:
+            if not folder.is_dir():
+                what = "is a file" if folder.exists() else "does not exist"
+                raise CommandFailed(f"{source}: the folder {folder} {what}: make it, or name another one")
+        except OSError as error:  # of a folder above it that may not be searched
+            raise CommandFailed(f"{source}: {folder} cannot be read: {error.strerror}; name another folder") from error

@@ -34,7 +34,9 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
 
     try:
         settings = Loaded(**given)
-        return settings.from_sources({name: _source(name, given, file) for name in settings.model_fields_set})
+        sources = {name: _source(name, given, file) for name in settings.model_fields_set}
+        _check_homes(settings, sources)
+        return settings.from_sources(sources)
     except ValidationError as error:
         raise InvalidSettings("\n".join(dict.fromkeys(_explain(error, given, file)))) from error
     except UnicodeDecodeError as error:
@@ -67,6 +69,20 @@ def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
         for name in sorted(environment)
         if name.startswith(ENV_PREFIX) and name not in known
     ]
+
+
+def _check_homes(settings: Settings, sources: Mapping[str, str]) -> None:
+    """Raises `InvalidSettings` for a file or a folder of a user, `~NAME/...`, who does not exist."""
+    for name, source in sources.items():
+        extra = Settings.model_fields[name].json_schema_extra
+        if not isinstance(extra, dict) or extra["metavar"] not in ("FILE", "DIR"):
+            continue
+        value = getattr(settings, name)
+        for path in value if isinstance(value, tuple) else (value,):
+            try:
+                Path(path).expanduser()
+            except RuntimeError as error:
+                raise InvalidSettings(f"{source}: {path!r}: there is no such user; give a path without `~`") from error
 
 
 def _explain(error: ValidationError, given: Mapping[str, Any], file: Path | None) -> Iterable[str]:

@@ -56,13 +56,13 @@ class LivePicture:
         """The router at this moment. `now` is the loop's time."""
         router = self._router
         sequences = router.sequences()
-        handles = list(router.handles())
+        handles = list(router.pool)
         waiting = router.waiting()
         return {
             "version": __version__,
             "gateway": os.getpid(),
             "interval_s": INTERVAL_S,
-            "models": [{"name": name, "waiting": waiting[name]} for name in router.models()],
+            "models": [{"name": name, "waiting": waiting[name]} for name in router.models.names()],
             "workers": [_worker(handle) for handle in handles],
             "streams": [_stream(sequence, now) for sequence in sequences[:MAX_STREAMS]],
             "streams_left_out": max(0, len(sequences) - MAX_STREAMS),
@@ -152,7 +152,7 @@ class LiveEndpoint:
 
     async def _send(self, exchange: HttpExchange, watcher: Watcher, scope: anyio.CancelScope) -> None:
         await exchange.start_events(scope, b"text/event-stream")
-        while not (self._router.draining or self._retired() or watcher.replaced.is_set()):
+        while not (self._router.admission.draining or self._retired() or watcher.replaced.is_set()):
             await exchange.events(self._picture.event())
             with anyio.move_on_after(INTERVAL_S):
                 await watcher.replaced.wait()

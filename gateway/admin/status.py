@@ -49,9 +49,9 @@ class Status:
 
         `states` has the state of each model; `given_up` lists the workers that are not restarted.
         """
-        given_up = [handle.name for handle in self._router.handles() if handle.status.state is WorkerState.GIVEN_UP]
+        given_up = [handle.name for handle in self._router.pool if handle.status.state is WorkerState.GIVEN_UP]
         progressing = self._progressing()
-        states = {name: self._router.describe(name).state for name in progressing}
+        states = {name: self._router.models.describe(name).state for name in progressing}
         details = {"models": progressing, "states": states, "given_up": given_up}
         if self._can_serve(progressing):
             return _json({"status": "ready"} | details)
@@ -59,11 +59,11 @@ class Status:
 
     @property
     def _not_ready(self) -> str:
-        return "draining" if self._router.draining else "not ready"
+        return "draining" if self._router.admission.draining else "not ready"
 
     def _can_serve(self, progressing: dict[str, bool]) -> bool:
         loads = self._router.pool.catalog.loads_on_demand
-        return (any(progressing.values()) or loads) and not self._router.draining
+        return (any(progressing.values()) or loads) and not self._router.admission.draining
 
     def _progressing(self) -> dict[str, bool]:
         """Return whether a worker of each model is ready and has made progress lately."""
@@ -74,11 +74,11 @@ class Status:
     async def workers(self, _: Request) -> Response:
         """`GET /admin/workers`."""
         now = asyncio.get_running_loop().time()
-        return _json({"workers": [_worker(handle, now) for handle in self._router.handles()]})
+        return _json({"workers": [_worker(handle, now) for handle in self._router.pool]})
 
     async def models(self, _: Request) -> Response:
         """`GET /admin/models`."""
-        return _json({"models": [self._router.describe(name) for name in self._router.models()]})
+        return _json({"models": [self._router.models.describe(name) for name in self._router.models.names()]})
 
     async def gateway(self, _: Request) -> Response:
         """`GET /admin/gateway`: the id of this process."""

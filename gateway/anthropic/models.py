@@ -58,9 +58,9 @@ class AnthropicModels:
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`."""
         given, visible = request.path_params["id"], visible_models(self._router, request.scope)
-        name = given if given in visible else self._router.canonical(given)
+        name = given if given in visible else self._router.models.canonical(given)
         if name not in visible:
-            return _refused(request, self._router.no_model(name, field="id", among=visible))
+            return _refused(request, self._router.models.no_model(name, field="id", among=visible))
         return _respond(request, 200, msgspec.json.encode(self._model(name)))
 
     def _page(self, request: Request) -> tuple[list[str], bool]:
@@ -86,11 +86,11 @@ class AnthropicModels:
             return None
         visible = visible_models(self._router, request.scope)
         if cursor not in visible:
-            raise self._router.no_model(cursor, field=name, among=visible)
+            raise self._router.models.no_model(cursor, field=name, among=visible)
         return visible.index(cursor)
 
     def _model(self, name: str) -> dict[str, Any]:
-        context = self._router.pool.context(self._router.canonical(name))
+        context = self._router.pool.context(self._router.models.canonical(name))
         return {
             "type": "model",
             "id": name,

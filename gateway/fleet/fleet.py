@@ -284,7 +284,7 @@ class Fleet(Actor[msg.FleetMessage]):
             case msg.RestartOne(worker):
                 return [self.members[worker].model]
             case _:
-                return [message.model] if message.model else self._router.models()
+                return [message.model] if message.model else self._router.models.names()
 
     async def _operate(self, script: Script, steps: Steps, operating: anyio.CancelScope, pinned: Sequence[str]) -> None:
         """A task of the fleet. What it does is in its messages, and so is how it ended."""

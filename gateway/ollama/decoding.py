@@ -94,7 +94,7 @@ class OllamaDecoder:
         """The answer to a body that asks for its model to be loaded, or with a `keep_alive` of 0 to be unloaded."""
         refuse_unsupported(body)
         keep_s = keep_alive_s(body.keep_alive)
-        model = self._router.canonical(model_named(self._router, body.model))
+        model = self._router.models.canonical(model_named(self._router, body.model))
         answer = OllamaAnswer(model=body.model, chat=isinstance(body, OllamaChatBody))
         end = {"done": True, "done_reason": "unload" if keep_s == 0 else "load"}
         first = partial(self._residence.change, model, keep_s)
@@ -105,7 +105,7 @@ class OllamaDecoder:
         options = body.options or ModelOptions()
         refuse_unsupported(options, "options.")
         named, keep_s = model_named(self._router, body.model), keep_alive_s(body.keep_alive)
-        model = self._router.canonical(named)
+        model = self._router.models.canonical(named)
         limit = options.num_predict
         if limit == 0:
             raise invalid("options.num_predict", "`options.num_predict` is 1 and up, or -1 for no limit")
@@ -141,8 +141,8 @@ def model_named(router: Router, name: str) -> str:
     for adapter in (name, name.removesuffix(LATEST)):
         if router.pool.parent(adapter) is not None:
             return adapter
-    names, own = router.models(), router.canonical(name)
-    without = router.canonical(name.removesuffix(LATEST))
+    names, own = router.models.names(), router.models.canonical(name)
+    without = router.models.canonical(name.removesuffix(LATEST))
     return without if own not in names and without in names else own
 
 

@@ -54,7 +54,7 @@ class OllamaModels:
         names = [
             name
             for name in visible_models(self._router, request.scope)
-            if router.pool.has_ready(router.canonical(name))
+            if router.pool.has_ready(router.models.canonical(name))
         ]
         return _json({"models": [self._model(name) | self._residence(name) for name in names]})
 
@@ -67,8 +67,8 @@ class OllamaModels:
         name = model_named(self._router, asked)
         visible = visible_models(self._router, request.scope)
         if name not in visible:
-            raise self._router.no_model(name, among=visible)
-        context = self._router.pool.context(self._router.canonical(name))
+            raise self._router.models.no_model(name, among=visible)
+        context = self._router.pool.context(self._router.models.canonical(name))
         return _json(
             {
                 "modelfile": "",
@@ -87,7 +87,7 @@ class OllamaModels:
 
     def _residence(self, name: str) -> dict[str, Any]:
         """When a model is unloaded if no request comes, and its context."""
-        described = self._router.describe(name)
+        described = self._router.models.describe(name)
         expires = NEVER
         if described.keep_alive_s is not None:
             left_s = described.keep_alive_s - (described.last_used_s or 0.0)
@@ -97,7 +97,7 @@ class OllamaModels:
     def _capabilities(self, name: str) -> list[str]:
         """Ollama's names of what every worker of the model that has loaded it can do. Clients offer tools only to a
         model that has `tools`."""
-        known = self._router.capabilities(name)
+        known = self._router.models.capabilities(name)
         tools, thinking = known is not None and known.tools, known is not None and known.reasoning
         if known is not None and not known.generates:
             return ["embedding"]
@@ -105,9 +105,9 @@ class OllamaModels:
         return ["completion", *["tools"] * tools, *["thinking"] * thinking, *["vision"] * images]
 
     def _model(self, name: str) -> dict[str, Any]:
-        hellos = [handle.status.hello for handle in self._router.pool.of(self._router.canonical(name))]
+        hellos = [handle.status.hello for handle in self._router.pool.of(self._router.models.canonical(name))]
         digest = next((hello.model_digest for hello in hellos if hello is not None), "")
-        described = self._router.describe(name)
+        described = self._router.models.describe(name)
         parent = self._router.pool.parent(name) or ""
         details = _DETAILS | {"parent_model": parent, "quantization_level": described.quantization}
         return {"name": name, "model": name, "size": described.bytes, "digest": digest, "details": details}

@@ -40,9 +40,9 @@ class Models:
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{id}`. Raises `RequestError` for an unknown one."""
         given, visible = request.path_params["id"], visible_models(self._router, request.scope)
-        name = given if given in visible else self._router.canonical(given)
+        name = given if given in visible else self._router.models.canonical(given)
         if name not in visible:
-            raise self._router.no_model(name, field="id", among=visible)
+            raise self._router.models.no_model(name, field="id", among=visible)
         return _json(self._model(name))
 
     async def properties(self, request: Request) -> Response:
@@ -50,10 +50,10 @@ class Models:
         `RequestError` for an unknown one."""
         visible = visible_models(self._router, request.scope)
         given = request.query_params.get("model") or next(iter(visible), "")
-        name = given if given in visible else self._router.canonical(given)
+        name = given if given in visible else self._router.models.canonical(given)
         if name not in visible:
-            raise self._router.no_model(name, among=visible)
-        described, known = self._router.describe(name), self._router.capabilities(name)
+            raise self._router.models.no_model(name, among=visible)
+        described, known = self._router.models.describe(name), self._router.models.capabilities(name)
         return _json(
             {
                 "default_generation_settings": {"n_ctx": described.context},
@@ -65,7 +65,7 @@ class Models:
         )
 
     def _model(self, name: str) -> dict[str, Any]:
-        described, parent = self._router.describe(name), self._router.pool.parent(name)
+        described, parent = self._router.models.describe(name), self._router.pool.parent(name)
         return {
             "id": name,
             "object": "model",
@@ -86,8 +86,8 @@ class Models:
             "slots": described.slots,
             "slots_bound": described.slots_bound,
             "adapter": described.adapter,
-            "architecture": _architecture(self._router.capabilities(name)),
-            "capabilities": _capabilities(self._router.capabilities(name)),
+            "architecture": _architecture(self._router.models.capabilities(name)),
+            "capabilities": _capabilities(self._router.models.capabilities(name)),
         }
 
 

@@ -28,7 +28,7 @@ class DescribedModels:
         async def wait(_: anyio.CancelScope) -> None:
             nonlocal refusal, described
             try:
-                await self._router.described(model)
+                await self._router.admission.described(model)
                 described = True
             except RequestError as error:  # a task group would wrap it
                 refusal = error

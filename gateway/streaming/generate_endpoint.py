@@ -104,8 +104,8 @@ class GenerateEndpoint:
             raise error
         if isinstance(decoded, AnsweredAtOnce):
             self._gate.check_model(exchange, decoded.model)  # first: the other error names all models
-            if decoded.model not in self._router.models():
-                raise self._router.no_model(decoded.model)
+            if decoded.model not in self._router.models.names():
+                raise self._router.models.no_model(decoded.model)
             return decoded
         if not decoded.request.model:
             decoded = decoded.of_model(self._gate.only_model(exchange))

@@ -78,10 +78,10 @@ class ImageInputs:
 
     def _check_model(self, model: str, source: GivenImage) -> None:
         """Refuse images for a model that takes none, as far as its workers are known. Raises `RequestError`."""
-        model = self._router.canonical(model)
+        model = self._router.models.canonical(model)
         if not self._router.pool.has(model):
-            raise self._router.no_model(model)
-        known = self._router.capabilities(model)
+            raise self._router.models.no_model(model)
+        known = self._router.models.capabilities(model)
         if known is not None and not known.images:
             advice = "`capabilities.vision` in /v1/models tells which do"
             text = f"`{source.field}`: model {model!r} takes no images; {advice}"

@@ -21,8 +21,8 @@ from gateway.streaming.token_charge import TokenCharge
 
 def visible_models(router: Router, scope: Scope) -> list[str]:
     """Return the models that the key of a request may use, each followed by its adapters."""
-    own = models_for(request_key(scope), router.models(), router.pool.catalog.aliases)
-    return router.with_adapters(own)
+    own = models_for(request_key(scope), router.models.names(), router.pool.catalog.aliases)
+    return router.models.with_adapters(own)
 
 
 class KeyGate:
@@ -42,18 +42,18 @@ class KeyGate:
         alias."""
         key, router = exchange.api_key, self._router
         if key is not None and key.limits.models:
-            visible = models_for(key, router.models(), router.pool.catalog.aliases)
-            if router.canonical(model) not in visible:
-                raise self._router.no_model(model, among=visible)
+            visible = models_for(key, router.models.names(), router.pool.catalog.aliases)
+            if router.models.canonical(model) not in visible:
+                raise self._router.models.no_model(model, among=visible)
 
     def only_model(self, exchange: HttpExchange) -> str:
         """Return the only model that the key may use, for a body without one. Raises `RequestError` with the names of
         several."""
         router = self._router
-        visible = models_for(exchange.api_key, router.models(), router.pool.catalog.aliases)
+        visible = models_for(exchange.api_key, router.models.names(), router.pool.catalog.aliases)
         if len(visible) == 1:
             return visible[0]
-        names = ", ".join(map(repr, router.with_adapters(visible))) or "none"
+        names = ", ".join(map(repr, router.models.with_adapters(visible))) or "none"
         raise invalid("model", f"`model` is required, unless one model is served; available: {names}")
 
     def admit_query(self, exchange: HttpExchange, model: str) -> Reservation | None:
@@ -72,9 +72,9 @@ class KeyGate:
         sequence has ended, however that comes about. Raises `RequestError`."""
         self.check_model(exchange, request.model)
         key, router = exchange.api_key, self._router
-        request = router.resolved(request)
+        request = router.models.resolved(request)
         if key is None:
-            return router.open(
+            return router.admission.open(
                 request,
                 exchange.request_id,
                 body,
@@ -87,7 +87,7 @@ class KeyGate:
         with _stated(exchange, key):
             reservation = key.account.admit(charge.most(key.limits.tokens_per_minute or 0))
             try:
-                group = router.open(
+                group = router.admission.open(
                     request,
                     exchange.request_id,
                     body,

@@ -30,5 +30,8 @@ class PeerResponse(Protocol):
 class PeerGateway(Protocol):
     """Another gateway, to which requests for streams that are unknown here are forwarded."""
 
+    pid: int
+    """Its process; 0 if the port was free."""
+
     def ask(self, method: str, target: str, headers: dict[str, str]) -> AbstractAsyncContextManager[PeerResponse]:
         """Send a request. Raises `PeerUnreachable`."""

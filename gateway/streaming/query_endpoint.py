@@ -57,12 +57,12 @@ class QueryEndpoint:
 
             async def answer(_: anyio.CancelScope) -> None:
                 try:
-                    answer = await self._router.ask(query, exchange.request_id)
+                    answer = await self._router.admission.ask(query, exchange.request_id)
                 except RequestError as error:
                     await exchange.respond_error(error)
                 else:
                     await exchange.respond(
-                        200, render(answer, self._router.pool.context(self._router.canonical(query.model)))
+                        200, render(answer, self._router.pool.context(self._router.models.canonical(query.model)))
                     )
 
             await exchange.while_connected(answer)

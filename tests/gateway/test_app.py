@@ -154,7 +154,7 @@ async def test_health_follows_progress_and_not_existence() -> None:
         )
         served.router.pool["w0"].breaker.succeeded()
         assert (await client.get("/health/ready")).status_code == 200
-        served.router.drain_nowait()
+        served.router.admission.drain_nowait()
         drained = await client.get("/health/ready")
         assert (drained.status_code, drained.json()["status"]) == (503, "draining")
         assert (await client.get("/health")).json() == {"status": "draining"}

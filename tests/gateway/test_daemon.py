@@ -201,6 +201,8 @@ async def test_the_router_weighs_clients_by_the_classes_of_their_keys(
 class Nobody:
     """A predecessor that does not hand over."""
 
+    pid = 0
+
     async def meet(self) -> int | None:
         raise TakeOverFailed("it does not")
 

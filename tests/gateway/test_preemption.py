@@ -61,11 +61,9 @@ async def test_a_preempted_stream_pauses_and_has_the_same_chunks(tmp_path: Path,
         await streamed(real, low, alone, done, n=n)
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: streamed(real, low, disturbed, done, n=n, cache_salt="other"))
-            await real.until(
-                lambda: any(each.tokens for handle in real.router.handles() for each in handle.live.values())
-            )
+            await real.until(lambda: any(each.tokens for handle in real.router.pool for each in handle.live.values()))
             await streamed(real, high, urgent, done, max_tokens=20, n=n)
-        (handle,) = real.router.handles()
+        (handle,) = real.router.pool
     assert done[1:] == [high["authorization"], low["authorization"]], "the urgent one ends first"
     for index in range(n):
         assert joined(disturbed, index) == joined(alone, index)

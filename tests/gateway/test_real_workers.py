@@ -181,7 +181,7 @@ async def test_a_client_that_leaves_frees_its_slot_within_two_steps(phase: str, 
             await real.until(lambda: real.status().gauges.queue_depth == 0)
             assert real.status().gauges.slots_active == 1, "the one that runs goes on"
             assert real.status().gauges.sequences_started == 1
-        (handle,) = real.router.handles()
+        (handle,) = real.router.pool
         delivered = next(iter(handle.live.values())).tokens
         before = len(delivered)
         await first.aclose()

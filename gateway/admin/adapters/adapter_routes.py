@@ -30,6 +30,8 @@ from protocol.bounds import MAX_ADAPTERS, Label
 from protocol.errors import ErrorCode
 
 Text = Annotated[str, Meta(max_length=4096)]
+HOLD_S = 1.0
+"""Between two attempts to lock `lora_state_dir`, which a predecessor has until it ends."""
 MAX_LOADS = MAX_ADAPTERS
 """Loads of all models at once, before further ones are refused with 503."""
 TAKEN = "is the name of a model or of its adapter"
@@ -66,15 +68,15 @@ class AdapterRoutes:
         settings: GatewaySettings,
         fetch: FetchAdapter | None = None,
         *,
-        takes_over: bool = False,
+        predecessor: int = 0,
     ) -> None:
-        """With `lora_state_dir`, the adapters that an earlier gateway has kept there are loaded. If this one
-        `takes_over`, the earlier one may use the folder still. `fetch` has adapters from the hub; without it there are
-        none. Raises `AdapterStateInvalid`."""
+        """With `lora_state_dir`, the adapters that an earlier gateway has kept there are loaded. The process of the
+        `predecessor` that this one takes over from, 0 for none, may use the folder still. `fetch` has adapters from the
+        hub; without it there are none. Raises `AdapterStateInvalid`."""
         self._router = router
         self._settings = settings
         folder = settings.lora_state_dir
-        self._state = AdapterState(folder, takes_over=takes_over) if folder else None
+        self._state = AdapterState(folder, predecessor=predecessor) if folder else None
         self._files = AdapterFiles(settings.lora_dirs, None if self._state is None else self._state.folder)
         self._sources = AdapterSources(self._files, settings.allow_lora_repos, fetch)
         self._copying = anyio.Lock()
@@ -86,6 +88,7 @@ class AdapterRoutes:
         router.adapters.forgotten = self._forgotten
         if self._state is not None:
             self._restore(self._state)
+            self._hold(self._state)
 
     def routes(self) -> list[Route]:
         """The routes."""
@@ -156,7 +159,7 @@ class AdapterRoutes:
 
     def _model(self, wanted: LoadLoraAdapter) -> str:
         """Return the own name of the model that an adapter is for. Raises `RequestError`."""
-        models = self._router.models()
+        models = self._router.models.names()
         if not wanted.model:
             if len(models) != 1:
                 text = f"give the model that it is for, one of {', '.join(map(repr, models)) or 'none'}"
@@ -164,7 +167,7 @@ class AdapterRoutes:
             return models[0]
         model = self._router.pool.catalog.canonical(wanted.model)
         if model not in models:
-            raise self._router.no_model(wanted.model)
+            raise self._router.models.no_model(wanted.model)
         return model
 
     def _check_name(self, wanted: LoadLoraAdapter) -> None:
@@ -189,8 +192,8 @@ class AdapterRoutes:
 
     def _is_taken(self, name: str) -> bool:
         """A model, or an adapter that was loaded with one, has the name."""
-        own = self._router.canonical(name)
-        return own in self._router.models() or self._router.pool.catalog.find(own) is not None
+        own = self._router.models.canonical(name)
+        return own in self._router.models.names() or self._router.pool.catalog.find(own) is not None
 
     def _restore(self, state: AdapterState) -> None:
         """Want the adapters that were kept: workers load them before they get their requests."""
@@ -204,6 +207,15 @@ class AdapterRoutes:
                 _log.warning("adapter_not_restored", adapter=each.name, model=each.model, problem=problem)
             else:
                 _log.info("adapter_restored", adapter=each.name, model=each.model, digest=each.digest)
+
+    def _hold(self, state: AdapterState) -> None:
+        """Lock the folder as soon as the predecessor has ended, which may take an hour."""
+        try:
+            held = state.hold()
+        except OSError:  # what it is, the next write says
+            held = False
+        if not held:
+            asyncio.get_running_loop().call_later(HOLD_S, self._hold, state)
 
     async def _write(self, state: AdapterState, effect: str) -> None:
         """Write the state as it is now. Raises `RequestError`, which says the `effect` of a failure."""

@@ -1,9 +1,11 @@
 """The adapters that requests have loaded, in a file: the next gateway has them again.
 
 The folder has `adapters.json` and, by their digests, the copies of `gateway.admin.adapters.adapter_files`. It belongs
-to one server, which locks it (flock(2)), and to its successor while that takes over.
+to one server, which locks it (flock(2)). Its successor uses it, too, while that takes over, and then locks it. The lock
+file has the ids of these processes, so that a server is refused that takes over from another one.
 """
 
+import errno
 import fcntl
 import os
 import weakref
@@ -47,31 +49,39 @@ class _Content(Struct, frozen=True, forbid_unknown_fields=True):
 class AdapterState:
     """Owns the file. Its content is known from its beginning on, and written whole."""
 
-    def __init__(self, folder: str, *, takes_over: bool = False) -> None:
-        """Read it; a folder that is not there is made, for its owner alone. Raises `AdapterStateInvalid`, also for one
-        that another server uses, unless this one `takes_over` from it."""
+    def __init__(self, folder: str, *, predecessor: int = 0) -> None:
+        """Read it; a folder that is not there is made, for its owner alone. `predecessor` is the process of the server
+        that this one takes over from, 0 for none. Raises `AdapterStateInvalid`, also for a folder that another server
+        uses."""
         self.folder = Path(folder).expanduser().absolute()
         self._unlock: weakref.finalize[[int], AdapterState] | None = None
+        self._closed = False
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._kept = {each.name: each for each in self._read()}
             if not os.access(self.folder, os.W_OK | os.X_OK):
                 raise AdapterStateInvalid(f"lora_state_dir: {self.folder} cannot be written: name another folder")
-            if not self._lock() and not takes_over:
-                text = f"lora_state_dir: another server uses {self.folder}: each one needs a folder of its own"
-                raise AdapterStateInvalid(text)
+            if not self._lock() and not (predecessor and self._joins(predecessor)):
+                whose = f" than process {predecessor}, from which this one takes over," if predecessor else ""
+                text = f"another server{whose} uses {self.folder}: each one needs a folder of its own"
+                raise AdapterStateInvalid(f"lora_state_dir: {text}")
         except OSError as error:
             text = f"lora_state_dir: {self.folder} cannot be used: {error.strerror}: name another folder"
             raise AdapterStateInvalid(text) from error
 
     def close(self) -> None:
         """Let another server use the folder, as the end of this process does."""
+        self._closed = True
         if self._unlock is not None:
             self._unlock()
             self._unlock = None
 
+    def hold(self) -> bool:
+        """Keep other servers from the folder once the predecessor has ended. False if it has not. Raises `OSError`."""
+        return self._closed or self._lock()
+
     def _lock(self) -> bool:
-        """Keep other servers from the folder. False if one has it. Raises `OSError`."""
+        """Lock the folder. False if another server has it. Raises `OSError`."""
         if self._unlock is None:
             descriptor = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -81,8 +91,25 @@ class AdapterState:
                 if isinstance(error, BlockingIOError):
                     return False
                 raise
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
             self._unlock = weakref.finalize(self, os.close, descriptor)
         return True
+
+    def _joins(self, predecessor: int) -> bool:
+        """Note that this process uses the folder beside its predecessor. False if that does not use it. Raises
+        `OSError`."""
+        if not self._uses_folder(predecessor):
+            return False
+        with (self.folder / LOCK_FILE).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return True
+
+    def _uses_folder(self, process: int) -> bool:
+        """Return whether a process is one of those that use the locked folder. A server before Baton noted them may be
+        any. Raises `OSError`."""
+        noted = (self.folder / LOCK_FILE).read_bytes().split()
+        return not noted or str(process).encode() in noted
 
     @property
     def adapters(self) -> list[KeptAdapter]:
@@ -112,8 +139,9 @@ class AdapterState:
 
     def write(self, adapters: Iterable[KeptAdapter]) -> None:
         """Write the file: it is the one before or the new one, whenever this process is killed. For threads, one at a
-        time. Raises `OSError`."""
-        self._lock()  # once the gateway has ended from which this one has taken over
+        time. Raises `OSError`, also if another server has locked the folder after the predecessor of this one."""
+        if not self._lock() and not self._uses_folder(os.getpid()):
+            raise OSError(errno.EBUSY, "another server uses the folder now")
         content = msgspec.json.format(msgspec.json.encode(_Content(1, tuple(adapters))))
         partial = self.folder / f"{STATE_FILE}.partial"
         with suppress(FileNotFoundError):

@@ -35,14 +35,14 @@ class ClassifyDecoder:
     def classify(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/classify`."""
         body = decode_body(self._body, raw)
-        model = self._router.named_or_only(body.model)
+        model = self._router.models.named_or_only(body.model)
         if body.messages is not None:
             text = "`messages` are not classified: send the text in `input`, as the model's own template writes it"
             raise invalid("messages", text, ErrorCode.UNSUPPORTED)
         refuse_options(body, OPTIONS, OPTIONS)
         if body.input is None:
             raise invalid("input", "`input` is required: a text, token ids, or a list of them")
-        known = self._router.capabilities(self._router.canonical(model))
+        known = self._router.models.capabilities(self._router.models.canonical(model))
         if known is not None and not known.label_names:
             text = f"the model {model!r} does not classify texts: choose another one"
             raise RequestError(ErrorCode.UNSUPPORTED, text, field="model")

@@ -51,7 +51,7 @@ class ComparisonDecoder:
     def rerank(self, raw: bytes) -> Decoded:
         """Decode a body of `/v1/rerank`."""
         body = decode_body(self._body, raw)
-        model = self._router.named_or_only(body.model)
+        model = self._router.models.named_or_only(body.model)
         refuse_options(body, OPTIONS, OPTIONS)
         documents = [each if isinstance(each, str) else each.text for each in body.documents]
         names = input_names("documents", len(documents), several=True)
@@ -74,7 +74,7 @@ class ComparisonDecoder:
         for name in ("prompt", "completion"):
             if getattr(body, name) is not None:
                 raise invalid(name, f"`{name}` and `text_1` exclude each other: texts are compared, or scored")
-        model = self._router.named_or_only(body.model)
+        model = self._router.models.named_or_only(body.model)
         if body.text_1 is None or body.text_2 is None:
             missing = "text_1" if body.text_1 is None else "text_2"
             raise invalid(missing, f"`{missing}` is required")
@@ -163,19 +163,19 @@ class ComparisonDecoder:
     def _prompts(self, model: str) -> tuple[str, str]:
         """Return the names of a model's prompts for queries and for documents, as sentence-transformers' `encode_query`
         and `encode_document` choose them; empty for none."""
-        known = self._router.capabilities(self._router.canonical(model))
+        known = self._router.models.capabilities(self._router.models.canonical(model))
         named = () if known is None else known.pooling_prompts
         query, document = (next(filter(named.__contains__, each), "") for each in (QUERY, DOCUMENT))
         return query, document
 
     def _unknown(self, model: str) -> bool:
         """Return whether it is not known yet what a model can do: no worker has loaded it."""
-        return self._router.capabilities(self._router.canonical(model)) is None
+        return self._router.models.capabilities(self._router.models.canonical(model)) is None
 
     def _scores_pairs(self, model: str) -> bool:
         """Return whether workers score pairs of texts, rather than that their embeddings are compared. Raises
         `RequestError` for a model that can do neither."""
-        known = self._router.capabilities(self._router.canonical(model))
+        known = self._router.models.capabilities(self._router.models.canonical(model))
         if known is None:  # the body is decoded again once the model is loaded
             return False
         if not known.pairs and not known.vector_width:

@@ -1,1 +1,1 @@
-"""The order of waiting requests, their time limits, and the `Retry-After` of refused ones."""
+"""Admission of requests, the order of those that wait, their time limits, and the `Retry-After` of refused ones."""

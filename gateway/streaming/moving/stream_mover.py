@@ -81,7 +81,7 @@ class StreamMover:
             template_now(request),
             group.call_key,
             limits.total_s,
-            self._router.adapter_digest(group.model, group.sequences[0].submit.adapter),
+            self._router.models.adapter_digest(group.model, group.sequences[0].submit.adapter),
             request.model,
         )
         stream_id, owner = renderer.answer_id(exchange.token), _owner(exchange)
@@ -192,9 +192,9 @@ class StreamMover:
         `RequestError`."""
         router = self._router
         if recorded:  # the digest of adapters that are loaded with a model is known from a worker on
-            await router.described(request.model)
-        here = router.resolved(request)
-        if router.adapter_digest(here.model, router.on_workers(here.adapter)) != recorded:
+            await router.admission.described(request.model)
+        here = router.models.resolved(request)
+        if router.models.adapter_digest(here.model, router.models.on_workers(here.adapter)) != recorded:
             text = f"the adapter {request.model!r} has other weights here than at the gateway that had the stream"
             raise RequestError(RefusalCode.EVENTS_GONE, text, field="model")
 

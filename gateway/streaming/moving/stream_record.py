@@ -30,7 +30,7 @@ class StreamRecord(Struct, frozen=True):
     total_s: float
     """The time limit of the request, which begins anew at another gateway."""
     adapter: str = ""
-    """Its adapter: see `gateway.routing.router.Router.adapter_digest`."""
+    """Its adapter: see `gateway.routing.named_models.NamedModels.adapter_digest`."""
     model: str = ""
     """The model that it named, or that was the only one when it came."""
 

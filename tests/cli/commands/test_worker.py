@@ -141,7 +141,9 @@ def test_a_token_needs_no_key_file_and_makes_one_that_is_given(tmp_path: Path) -
         gateways_of(given.model_copy(update={"join": ("tcp://10.0.0.1:7000", "tcp://10.0.0.2:7000")}))
 
 
-def test_a_health_file_that_cannot_be_replaced_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_health_file_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "health").mkdir()
     with pytest.raises(CommandFailed, match=r"^--health-file: .* cannot be removed: "):
         service_manager(Settings(health_file=str(tmp_path / "health")))
+    with pytest.raises(CommandFailed, match=rf"^--health-file: the folder {tmp_path}/absent does not exist: make it"):
+        service_manager(Settings(health_file=str(tmp_path / "absent" / "health")))

@@ -92,15 +92,34 @@ def test_a_command_is_the_same_for_every_incarnation_but_for_its_number() -> Non
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(CommandFailed, match="max_choices"):
-        gateway_settings(Settings(max_choices=64, max_streams_per_worker=1))
     with pytest.raises(CommandFailed, match="--listen-workers needs --keys-dir"):
         gateway_settings(Settings(listen_workers="tcp://127.0.0.1:7000"))
 
 
-def test_settings_that_contradict_each_other_are_named_with_their_values() -> None:
-    with pytest.raises(CommandFailed, match=r"^max_choices is over max_streams_per_worker, 8 over 5: no worker"):
-        gateway_settings(Settings(max_choices=8, max_streams_per_worker=5))
+def test_settings_that_contradict_each_other_are_named_as_they_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file := tmp_path / "b.toml").write_text("max_streams_per_worker = 5\n")
+    over = r"--max-choices is over .*b\.toml: max_streams_per_worker, 8 over 5: no worker"
+    with pytest.raises(CommandFailed, match=f"^{over}"):
+        gateway_settings(load({"max_choices": 8}, file))
+    monkeypatch.setenv("BATON_MAX_STREAMS_PER_WORKER", "7")
+    with pytest.raises(CommandFailed, match=r"^--max-choices is over BATON_MAX_STREAMS_PER_WORKER, 64 over 7"):
+        gateway_settings(load({}))
+
+
+def test_a_folder_of_adapters_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    absent = f"--lora-dir: the folder {tmp_path}/absent does not exist: make it, or name another one"
+    for name, problem in (("absent", absent), ("file", f"--lora-dir: the folder {tmp_path}/file is a file: make it")):
+        with pytest.raises(CommandFailed, match=f"^{re.escape(problem)}"):
+            gateway_settings(load({"lora_dirs": [str(tmp_path), str(tmp_path / name)]}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BATON_LORA_DIRS", "absent")
+    with pytest.raises(CommandFailed, match=f"^BATON_LORA_DIRS: the folder {tmp_path}/absent does not exist"):
+        gateway_settings(load({}))
+    (tmp_path / "absent").mkdir()
+    assert gateway_settings(load({})).lora_dirs == ("absent",)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +129,7 @@ def test_settings_that_contradict_each_other_are_named_with_their_values() -> No
         ({"store": "foo"}, "--store is 'foo'; it must be memory"),
         ({"unix_socket_mode": "9"}, "--unix-socket-mode is '9'; it must be three octal digits"),
         ({"redis_url": "http://x"}, "--redis-url must be redis://HOST:PORT"),
-        ({"tcp": False}, "--tcp is off and unix_socket is empty"),
+        ({"tcp": False}, "--tcp is off and --unix-socket is empty"),
         ({"tls_cert": "a.pem"}, "--tls-cert needs --tls-key"),
         ({"tls_key": "a.pem"}, "--tls-key needs --tls-cert"),
     ],

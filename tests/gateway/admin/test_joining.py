@@ -78,6 +78,6 @@ async def test_a_removed_remote_worker_is_forgotten_and_may_not_come_back(tmp_pa
             assert "gateway's own machine" in answer["lines"][-1]
             answer = await operate(door.real, "/admin/workers/far/remove")
             assert (answer["outcome"], answer["lines"]) == ("done", ["far is drained and removed: it may join no more"])
-            assert [each.name for each in door.real.router.handles()] == ["near"]
+            assert [each.name for each in door.real.router.pool] == ["near"]
             await door.real.until(lambda: door.rejected().get("key", 0) > 0)
             assert (await door.real.client.get("/health/ready")).json()["models"] == {"tiny": True}

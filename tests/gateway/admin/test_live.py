@@ -191,7 +191,7 @@ async def test_watchers_get_one_snapshot_between_them() -> None:
 async def test_it_ends_when_the_gateway_drains() -> None:
     async with serving() as served, watched(served) as snapshots:
         await anext(snapshots)
-        served.router.drain_nowait()
+        served.router.admission.drain_nowait()
         with anyio.fail_after(30):
             assert len([snapshot async for snapshot in snapshots]) <= 1
 

@@ -106,11 +106,11 @@ async def kill_at(real: Real, tokens: int) -> None:
     """Kill every worker that has streams, when this many tokens of each stream were delivered."""
 
     def due() -> bool:
-        live = [len(stream.tokens) for handle in real.router.handles() for stream in handle.live.values()]
+        live = [len(stream.tokens) for handle in real.router.pool for stream in handle.live.values()]
         return len(live) == len(CLIENTS) and min(live) >= tokens
 
     def kill() -> None:
-        for handle in real.router.handles():
+        for handle in real.router.pool:
             if handle.live:
                 os.kill(pid_of(handle.status), signal.SIGKILL)
 

@@ -59,7 +59,7 @@ async def ask_all(real: Real) -> list[Any]:
 
 
 def delivered(real: Real) -> list[int]:
-    return [len(stream.tokens) for handle in real.router.handles() for stream in handle.live.values()]
+    return [len(stream.tokens) for handle in real.router.pool for stream in handle.live.values()]
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def launch(backend: Backend, *, standby: bool = False) -> WorkerLaunch:
 
 
 def active(real: Real) -> str:
-    return next(handle.name for handle in real.router.handles() if handle.role == "active")
+    return next(handle.name for handle in real.router.pool if handle.role == "active")
 
 
 async def ask(real: Real) -> tuple[list[int], dict[str, Any]]:

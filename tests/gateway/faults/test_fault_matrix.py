@@ -73,7 +73,7 @@ def _dies_unheard(worker: EngineWorker) -> None:
 
 
 def _fails_a_step(worker: EngineWorker) -> None:
-    for handle in list(worker.router.handles()):
+    for handle in list(worker.router.pool):
         for number in list(handle.live) if handle.name == worker.name else ():
             worker.say(Failed(number, ErrorCode.STEP, "no"))
             worker.forget(number)

@@ -65,13 +65,13 @@ async def test_a_prompt_is_reported_once_whatever_worker_reports_it(moment: Call
         killed: list[int] = []
 
         def kill() -> None:
-            handle = next(each for each in real.router.handles() if any(map(moment, each.live.values())))
+            handle = next(each for each in real.router.pool if any(map(moment, each.live.values())))
             assert handle.status.pid is not None
             killed.append(handle.status.pid)
             os.kill(handle.status.pid, signal.SIGKILL)
 
         def reached() -> bool:
-            return any(moment(sequence) for handle in real.router.handles() for sequence in handle.live.values())
+            return any(moment(sequence) for handle in real.router.pool for sequence in handle.live.values())
 
         disturbed, _ = await gather(lambda: all_answers(real), lambda: real.until(reached, kill))
         assert len(killed) == 1

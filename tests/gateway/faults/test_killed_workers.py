@@ -41,7 +41,7 @@ EXTRAS: dict[int, dict[str, Any]] = {
 
 
 def delivered(real: Real) -> list[list[int]]:
-    return [stream.tokens for handle in real.router.handles() for stream in handle.live.values()]
+    return [stream.tokens for handle in real.router.pool for stream in handle.live.values()]
 
 
 def body(index: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ async def test_streams_with_a_draft_model_go_on_with_another_worker(whole: list[
         assert await ask_all(real) == whole
         await real.until(lambda: real.status().incarnation == 2)
         listed = (await real.client.get("/v1/models")).json()["data"]
-        gauges = [handle.status.gauges for handle in real.router.handles()]
+        gauges = [handle.status.gauges for handle in real.router.pool]
     assert [(model["draft_model"], model["adapter"]) for model in listed] == [("draft", "support")]
     assert sum(each.accepted_tokens for each in gauges) > 20
     assert not sum(each.drafters_failed for each in gauges)
@@ -141,7 +141,7 @@ async def test_streams_with_a_recurrent_state_go_on_with_another_worker() -> Non
         again, _ = await gather(lambda: ask_all(real), kill)
         assert again == whole
         await real.until(lambda: real.status().incarnation == 2)
-        assert any(handle.status.gauges.state_cache_bytes for handle in real.router.handles())
+        assert any(handle.status.gauges.state_cache_bytes for handle in real.router.pool)
 
 
 async def ends_alone(real: Real, prompt: str = "die!") -> list[Any]:

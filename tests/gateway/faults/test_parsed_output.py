@@ -91,7 +91,7 @@ class Client:
         source = ChatInput(MESSAGES, **({"parse_tools": True, "parse_reasoning": True} | chat))
         output = OutputOptions(stream=True, with_tokens=with_tokens)
         request = GenerationRequest("tiny", (SequenceRequest(source, Sampling(), limits),), output)
-        self.group: RequestGroup = self.router.open(request, "r")
+        self.group: RequestGroup = self.router.admission.open(request, "r")
         self.deltas: list[OutputDelta] = []
 
     def step(self, *, take: bool = True) -> None:

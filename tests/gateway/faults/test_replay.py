@@ -9,7 +9,7 @@ import structlog
 
 from actors.supervision.worker import WorkerState
 from gateway.generation.delta import StopReason, TextDelta, TokenCounts
-from gateway.routing.router import DEADLINE_MARGIN_S
+from gateway.routing.admission.request_admission import DEADLINE_MARGIN_S
 from gateway.routing.sequence import MAX_REPLAYS
 from gateway.routing.worker_handle import Role
 from protocol.errors import ErrorCode
@@ -214,8 +214,8 @@ async def test_the_time_between_tokens_is_not_that_of_a_part_of_them() -> None:
     world["a"].die()
     world["b"].finish(last(world["b"]).stream, "!", usage=Usage(2, 3, decode_ms=100))
     assert group.ended
-    assert [handle.observed.output_token.count for handle in world.router.handles()] == [0, 0]
-    assert [handle.observed.decode.count for handle in world.router.handles()] == [0, 1]
+    assert [handle.observed.output_token.count for handle in world.router.pool] == [0, 0]
+    assert [handle.observed.decode.count for handle in world.router.pool] == [0, 1]
 
 
 async def test_the_first_gaps_of_a_sequence_are_kept_and_the_last() -> None:

@@ -60,13 +60,13 @@ async def test_the_answer_is_that_of_an_undisturbed_run() -> None:
         killed: list[int] = []
 
         def kill() -> None:
-            handle = next(each for each in real.router.handles() if any(map(begun, each.live.values())))
+            handle = next(each for each in real.router.pool if any(map(begun, each.live.values())))
             assert handle.status.pid is not None
             killed.append(handle.status.pid)
             os.kill(handle.status.pid, signal.SIGKILL)
 
         def reached() -> bool:
-            return any(begun(sequence) for handle in real.router.handles() for sequence in handle.live.values())
+            return any(begun(sequence) for handle in real.router.pool for sequence in handle.live.values())
 
         both = [lambda: answer(real), lambda: answer(real, sparse_prefill=False)]
         disturbed = await gather(*both, lambda: real.until(reached, kill))

@@ -120,7 +120,7 @@ class StreamLife(RuleBasedStateMachine):
         plan = self.decoder.completion(json.dumps(body | {"stop": stop, "seed": 5}).encode()).request
         try:
             waiting = self.router.waiting()["tiny"]
-            group: RequestGroup = self._do(lambda: self.router.open(plan, "r", client=client))
+            group: RequestGroup = self._do(lambda: self.router.admission.open(plan, "r", client=client))
         except RequestError as error:
             full = error.code is ErrorCode.OVERLOADED and waiting + n > PLACES
             if not full and not self._rightly_refused(ErrorCode(error.code), plan.sequences[0]):
@@ -135,7 +135,7 @@ class StreamLife(RuleBasedStateMachine):
     def _rightly_refused(self, code: ErrorCode, choice: SequenceRequest) -> bool:
         if code is ErrorCode.UNAVAILABLE:  # all that are there fail what they get
             now = self.loop.time()
-            return not any(handle.admits(now) for handle in self.router.handles()) and any(map(self._runs, WORKERS))
+            return not any(handle.admits(now) for handle in self.router.pool) and any(map(self._runs, WORKERS))
         verdicts = self._verdicts(choice)
         return (code is ErrorCode.DRAINING and self.shut) or (
             code is ErrorCode.QUARANTINED and verdicts >= REFUSED_AFTER
@@ -179,7 +179,7 @@ class StreamLife(RuleBasedStateMachine):
     @rule()
     def change_places(self) -> None:
         """As a rolling restart does."""
-        handles = list(self.router.handles())
+        handles = list(self.router.pool)
         active = next(handle for handle in handles if handle.role is Role.ACTIVE)
         standby = next(handle for handle in handles if handle.role is Role.STANDBY)
         self._do(functools.partial(self.router.pool.swap, active, standby))
@@ -188,9 +188,9 @@ class StreamLife(RuleBasedStateMachine):
     def gateway_ends(self, really: bool, at_once: bool) -> None:
         if really:
             self.shut = True
-            self._do(self.router.drain_nowait)
+            self._do(self.router.admission.drain_nowait)
             if at_once:
-                self._do(functools.partial(self.router.fail_all, "the gateway is shutting down"))
+                self._do(functools.partial(self.router.ends.fail_all, "the gateway is shutting down"))
 
     @rule(
         name=worker_names,
@@ -269,7 +269,7 @@ class StreamLife(RuleBasedStateMachine):
         assert queue.turns("tiny").held() == Counter(sequence.terms.client for sequence in new)
         assert set(queue.of("tiny")) == set(queue)
         assert not self.journal.illegal
-        for handle in self.router.handles():
+        for handle in self.router.pool:
             assert sum(suspect(sequence) for sequence in handle.live.values()) <= 1, "suspects run apart"
 
     @invariant()

@@ -73,7 +73,9 @@ class Trials(RuleBasedStateMachine):
     def open(self, data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(self.choices()))  # first: a draw may end the example
         body = {"model": "tiny", "prompt": f"{len(self.kind)}", "max_tokens": LENGTH, "stream": True}
-        group = self._do(lambda: self.router.open(self.decoder.completion(json.dumps(body).encode()).request, "r"))
+        group = self._do(
+            lambda: self.router.admission.open(self.decoder.completion(json.dumps(body).encode()).request, "r")
+        )
         self.kind[group.sequences[0]] = kind
 
     def choices(self) -> Sequence[Kind]:

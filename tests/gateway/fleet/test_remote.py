@@ -171,7 +171,7 @@ async def test_another_checkpoint_is_refused_and_another_name_needs_another_key(
         with door.joining("far"), door.joining("other", model_name="second"):
             await door.ready("far")
             await door.ready("other")
-        assert door.real.router.models() == ["tiny", "second"]
+        assert door.real.router.models.names() == ["tiny", "second"]
         before = door.rejected()["model"]
         with door.joining("other"):
             await door.real.until(lambda: door.rejected()["model"] > before)

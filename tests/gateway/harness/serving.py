@@ -49,7 +49,7 @@ class Served:
     @property
     def live(self) -> int:
         """Sequences that the gateway has open."""
-        return sum(len(handle.live) for handle in self.router.handles())
+        return sum(len(handle.live) for handle in self.router.pool)
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Let the loop turn until something holds; the test's time limit ends a wait in vain. A long wait leaves the

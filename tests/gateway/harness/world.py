@@ -29,7 +29,9 @@ class World:
 
     def open(self, request: str = "r", *, client: str = "", **fields: Any) -> RequestGroup:
         body = {"model": "tiny", "prompt": "hi", "stream": True, "max_tokens": 100} | fields
-        return self.router.open(self.decoder.completion(json.dumps(body).encode()).request, request, client=client)
+        return self.router.admission.open(
+            self.decoder.completion(json.dumps(body).encode()).request, request, client=client
+        )
 
     def replays(self) -> dict[tuple[str, str], float]:
         families = text_string_to_metric_families(self.router.metrics.render().decode())

@@ -89,7 +89,7 @@ async def test_a_drain_tells_a_client_that_never_idles_in_time_and_its_streams_f
         long, short = await peer.ask(STREAM), await peer.ask(STREAM)
         one, two = await served.worker.wait_submits(2)
         served.worker.token(one.stream, "a", 1)
-        served.router.drain_nowait()
+        served.router.admission.drain_nowait()
         served.listener.retire(within_s=0.05)
         refused = await peer.ask(STREAM)
         await peer.until(lambda: refused in peer.ended and bool(peer.last_streams))
@@ -109,7 +109,7 @@ async def test_a_drain_warns_at_once_where_only_refusals_are_left() -> None:
         peer = Patient(raw)
         number = await peer.ask(STREAM)
         (submit,) = await served.worker.wait_submits(1)
-        served.router.drain_nowait()
+        served.router.admission.drain_nowait()
         served.listener.retire(within_s=3600)
         await peer.ask(STREAM, end=False)  # which stays under way
         refused = await peer.ask(STREAM)
@@ -123,7 +123,7 @@ async def test_a_drain_warns_at_once_where_only_refusals_are_left() -> None:
 async def test_httpx_gets_the_rest_of_a_stream_while_it_is_refused_more() -> None:
     async with serving(keep_alive_s=3600) as served, client(served.port) as http:
         async with whole_stream(served, http):
-            served.router.drain_nowait()
+            served.router.admission.drain_nowait()
             served.listener.retire(within_s=3600)
             for _ in range(3):
                 refused = await http.post("/v1/completions", json=COMPLETION)
@@ -147,7 +147,7 @@ async def test_curl_gets_the_rest_of_a_stream_after_goaway(version: str) -> None
             group.start_soon(curl)
             (submit,) = await served.worker.wait_submits(1)
             served.worker.token(submit.stream, "a", 1)
-            served.router.drain_nowait()
+            served.router.admission.drain_nowait()
             served.listener.retire(within_s=0.0)
             await anyio.lowlevel.checkpoint()
             served.worker.finish(submit.stream, "b")

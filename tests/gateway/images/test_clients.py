@@ -64,7 +64,7 @@ async def streamed(client: openai.AsyncOpenAI, real: Real, kill: bool) -> str:
             text += event.delta
             if kill:
                 kill = False
-                (busy,) = (each for each in real.router.handles() if each.live)
+                (busy,) = (each for each in real.router.pool if each.live)
                 pid = busy.status.pid
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)

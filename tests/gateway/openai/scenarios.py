@@ -255,7 +255,7 @@ async def late_body(site: Site) -> bytes:
 
 
 async def draining(site: Site) -> bytes:
-    site.router.drain_nowait()
+    site.router.admission.drain_nowait()
     return await transcript(posted(site, "chat", STREAM))
 
 

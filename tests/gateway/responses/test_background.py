@@ -175,8 +175,8 @@ async def test_an_end_of_the_gateway_is_its_last_state(tmp_path: Path) -> None:
     async with scripted(store=store) as (client, script):
         made = await client.responses.create(**CREATE)
         await script.served.worker.wait_submits(1)
-        script.served.router.drain_nowait()
-        script.served.router.fail_all("the gateway is shutting down")
+        script.served.router.admission.drain_nowait()
+        script.served.router.ends.fail_all("the gateway is shutting down")
         await script.served.responses.background.idle()
     async with scripted(store=store) as (client, _):
         done = await client.responses.retrieve(made.id)

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from gateway.body_budget import HeldBody
 from gateway.generation.builder import POOLED_AT_ONCE
 from gateway.openai.embeddings.decoding import EmbeddingsDecoder
+from gateway.routing.admission.request_admission import RequestAdmission
 from gateway.routing.placement.placement import Placement
 from gateway.routing.request_group import RequestGroup
-from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
 from protocol.events import Finished, Usage
@@ -38,7 +38,7 @@ def batch(world: World, count: int = TEXTS, request: str = "r", **settings: Any)
     body = HeldBody(world.router.bodies)
     body.grow(len(raw))
     wanted = EmbeddingsDecoder(GatewaySettings(**settings)).embeddings(raw).request
-    group = world.router.open(wanted, request, body)
+    group = world.router.admission.open(wanted, request, body)
     body.release()
     return group
 
@@ -46,7 +46,7 @@ def batch(world: World, count: int = TEXTS, request: str = "r", **settings: Any)
 def finish(world: World, count: int) -> None:
     """Let so many texts end on the first worker, the oldest first."""
     for _ in range(count):
-        handle = next(each for each in world.router.handles() if each.live)
+        handle = next(each for each in world.router.pool if each.live)
         stream = next(iter(handle.live))
         world[handle.name].say(Finished(stream, "stop", Usage(3, 0), vector=VECTOR))
 
@@ -69,7 +69,7 @@ Happening = Callable[[World, RequestGroup, pytest.MonkeyPatch], float]
 
 
 def no_text_can_be_made(world: World, group: RequestGroup, patch: pytest.MonkeyPatch) -> float:
-    raise_at(patch, Router, "_submit")
+    raise_at(patch, RequestAdmission, "_submit")
     finish(world, 1)
     return 0
 
@@ -95,8 +95,8 @@ def the_last_worker_is_lost(world: World, group: RequestGroup, patch: pytest.Mon
 
 
 def the_gateway_ends(world: World, group: RequestGroup, patch: pytest.MonkeyPatch) -> float:
-    world.router.drain_nowait()
-    world.router.fail_all("the gateway is shutting down")
+    world.router.admission.drain_nowait()
+    world.router.ends.fail_all("the gateway is shutting down")
     return 0
 
 
@@ -157,7 +157,7 @@ async def test_what_ends_a_batch_half_way_leaves_nothing(case: str, monkeypatch:
 async def test_a_full_queue_does_not_end_a_batch_that_was_admitted() -> None:
     """A text that follows another one waits in its place; the order of the answer is that of the request."""
     world = World("a", slots=2, max_waiting_streams=6)
-    room = next(world.router.handles()).room
+    room = next(iter(world.router.pool)).room
     first = batch(world, 20, max_waiting_streams=6)
     assert len(first.sequences) == 6
     others: list[RequestGroup] = []
@@ -181,7 +181,7 @@ async def test_a_drain_waits_for_texts_that_follow_the_only_live_one() -> None:
     world = World("a", slots=1, max_waiting_streams=0, max_streams_per_worker=1, max_choices=1)
     group = batch(world, 3, max_waiting_streams=0)
     assert len(group.sequences) == 1
-    world.router.drain_nowait()
+    world.router.admission.drain_nowait()
     idle = asyncio.create_task(world.router.idle())
     for left in (2, 1, 0):
         await let_pass(1)

@@ -33,7 +33,7 @@ def anyio_backend() -> Any:
 
 def world(workers: int) -> World:
     made = World(*(f"w{index}" for index in range(workers)), slots=SLOTS)
-    made.router._class_of = lambda client: CLASSES.get(client, "normal")
+    made.router.admission._class_of = lambda client: CLASSES.get(client, "normal")
     return made
 
 

@@ -37,7 +37,7 @@ async def test_requests_may_use_an_alias() -> None:
     router = Router(GatewaySettings())
     FakeWorker("w0", model="a").join(router)
     router.pool.catalog.add(CatalogEntry("a", ("tiny",)))
-    assert router.open(plan(), "r").model == "a"
+    assert router.admission.open(plan(), "r").model == "a"
 
 
 async def test_requests_on_other_workers_are_no_activity_of_those_that_are_asked_about() -> None:
@@ -45,7 +45,7 @@ async def test_requests_on_other_workers_are_no_activity_of_those_that_are_asked
     router = Router(GatewaySettings())
     near, far = FakeWorker("near").join(router), FakeWorker("far").join(router)
     router.pool.catalog.add(CatalogEntry("tiny", loads=True))
-    groups = {group.worker: group for group in (router.open(plan(), "r"), router.open(plan(), "r"))}
+    groups = {group.worker: group for group in (router.admission.open(plan(), "r"), router.admission.open(plan(), "r"))}
     stirred: list[bool] = []
     router.watch_activity(lambda: stirred.append(True))
     await anyio.sleep(0.001)
@@ -56,7 +56,7 @@ async def test_requests_on_other_workers_are_no_activity_of_those_that_are_asked
     assert here.last_used > 0.0 == there.last_used
     stirred.clear()
     near.change(incarnation=2)
-    groups["moved"] = router.open(plan(), "r")
+    groups["moved"] = router.admission.open(plan(), "r")
     assert groups["moved"].worker == "near"
     near.fail(groups["moved"].sequences[0].submit.stream, ErrorCode.STEP)
     assert groups["moved"].worker == "far"
@@ -70,11 +70,11 @@ async def test_new_requests_of_a_held_model_wait_and_those_that_have_begun_go_on
     worker, other = FakeWorker("w0").join(router), FakeWorker("w1").join(router)
     entry = CatalogEntry("tiny", loads=True)
     router.pool.catalog.add(entry)
-    begun = router.open(plan(), "r")
+    begun = router.admission.open(plan(), "r")
     stirred: list[bool] = []
     router.watch_activity(lambda: stirred.append(True))
     entry.held = True
-    router.open(plan(), "r")
+    router.admission.open(plan(), "r")
     assert (router.activity("tiny", {"w0", "w1"}).live, router.activity("tiny", {"w0", "w1"}).waiting) == (1, 1)
     assert stirred
     (worker if begun.worker == "w0" else other).die()
@@ -90,13 +90,13 @@ async def test_a_model_that_could_not_be_loaded_refuses_with_the_reason() -> Non
     worker = FakeWorker("w0").join(router)
     router.pool.catalog.add(entry := CatalogEntry("tiny", loads=True))
     worker.change(pid=None, ready=None, state=worker.status.state.STOPPED)
-    waiting = router.open(plan(), "r")
+    waiting = router.admission.open(plan(), "r")
     entry.loads, entry.problem = False, "it is damaged"
     router.model_changed("tiny")
     assert waiting.failure is not None
     assert waiting.failure.text == "model 'tiny' could not be loaded: it is damaged"
     with pytest.raises(RequestError, match="it is damaged"):
-        router.open(plan(), "r")
+        router.admission.open(plan(), "r")
 
 
 async def test_a_model_keeps_its_capabilities_while_it_is_unloaded() -> None:
@@ -106,25 +106,25 @@ async def test_a_model_keeps_its_capabilities_while_it_is_unloaded() -> None:
     entry.backend = "iree"
     worker.change(ready=Ready(Capabilities(tools=True, reasoning=True)))
     FakeWorker("w1").join(router).change(ready=Ready(Capabilities(tools=True)))
-    described, capabilities = router.describe("tiny"), router.capabilities("tiny")
+    described, capabilities = router.models.describe("tiny"), router.models.capabilities("tiny")
     assert (described.state, described.workers, described.backend) == (ModelState.LOADED, 2, "scripted")
     assert capabilities == Capabilities(tools=True)
-    for handle in router.handles():
+    for handle in router.pool:
         assert isinstance(handle.worker, FakeWorker)
         handle.worker.change(hello=None, ready=None, pid=None, state=worker.status.state.STOPPED)
     entry.state, entry.problem = ModelState.FAILED, "it is damaged"
-    described = router.describe("tiny")
+    described = router.models.describe("tiny")
     assert (described.state, described.context, described.backend) == (ModelState.FAILED, 77, "iree")
     assert (described.model_context, described.context_bound, described.problem) == (99, "memory", "it is damaged")
-    assert router.capabilities("tiny") == capabilities
+    assert router.models.capabilities("tiny") == capabilities
 
 
 async def test_a_model_of_remote_workers_alone_is_described_by_them() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker("far").join(router)
-    described = router.describe("tiny")
+    described = router.models.describe("tiny")
     assert (described.state, described.aliases, described.bytes, described.keep_alive_s) == ("loaded", (), 0, None)
     worker.change(state=worker.status.state.LOADING)
-    assert router.describe("tiny").state is ModelState.LOADING
+    assert router.models.describe("tiny").state is ModelState.LOADING
     worker.change(state=worker.status.state.STOPPED, running=False)
-    assert router.describe("tiny").state is ModelState.UNLOADED
+    assert router.models.describe("tiny").state is ModelState.UNLOADED

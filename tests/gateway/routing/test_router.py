@@ -15,10 +15,11 @@ from actors.system import ActorSystem
 from gateway.errors import RequestError
 from gateway.generation.request import GenerationRequest
 from gateway.openai.decoding import RequestDecoder
+from gateway.routing.admission.request_admission import DEADLINE_MARGIN_S
 from gateway.routing.circuit_breaker import TRIP_AFTER, Circuit
 from gateway.routing.quarantine import Quarantine
 from gateway.routing.request_group import RequestGroup
-from gateway.routing.router import DEADLINE_MARGIN_S, Router
+from gateway.routing.router import Router
 from gateway.routing.worker_handle import Role
 from gateway.settings import GatewaySettings
 from protocol.errors import ErrorCode
@@ -43,13 +44,13 @@ def numbers(group: RequestGroup) -> list[int]:
 async def test_the_least_loaded_ready_worker_is_chosen() -> None:
     router = Router(GatewaySettings(worker_wait_s=0))
     first, second = FakeWorker("a").join(router), FakeWorker("b").join(router)
-    workers = [router.open(plan(n=n), "r").worker for n in (3, 1, 1, 1, 2)]
+    workers = [router.admission.open(plan(n=n), "r").worker for n in (3, 1, 1, 1, 2)]
     assert workers == ["a", "b", "b", "b", "a"]
     first.change(state=WorkerState.DRAINING)
-    assert router.open(plan(), "r").worker == "b"
+    assert router.admission.open(plan(), "r").worker == "b"
     second.change(state=WorkerState.BACKOFF)
     with pytest.raises(RequestError) as caught:
-        router.open(plan(), "r")
+        router.admission.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
     assert (b"retry-after", b"1") in caught.value.headers
 
@@ -58,20 +59,20 @@ async def test_what_a_worker_has_for_other_gateways_is_load() -> None:
     router = Router(GatewaySettings(worker_wait_s=0))
     FakeWorker("a", slots=4).join(router).change(gauges=Gauges(others=2))
     FakeWorker("b", slots=4).join(router)
-    assert [router.open(plan(), "r").worker for _ in range(4)] == ["b", "b", "a", "b"]
+    assert [router.admission.open(plan(), "r").worker for _ in range(4)] == ["b", "b", "a", "b"]
     FakeWorker("c", slots=4).join(router).change(gauges=Gauges(others=4))
-    assert [router.open(plan(), "r").worker for _ in range(2)] == ["a", "b"], "a slot is free there"
+    assert [router.admission.open(plan(), "r").worker for _ in range(2)] == ["a", "b"], "a slot is free there"
     # Full workers get what a gateway may have there, as the worker has turns for it.
-    assert {router.open(plan(), "r").worker for _ in range(8)} == {"a", "b", "c"}
+    assert {router.admission.open(plan(), "r").worker for _ in range(8)} == {"a", "b", "c"}
 
 
 async def test_a_request_goes_to_a_worker_of_its_model() -> None:
     router = Router(GatewaySettings())
     FakeWorker("a", model="small").join(router)
     FakeWorker("b", model="large").join(router)
-    assert router.open(plan(model="large"), "r").worker == "b"
+    assert router.admission.open(plan(model="large"), "r").worker == "b"
     with pytest.raises(RequestError, match="'small', 'large'") as caught:
-        router.open(plan(model="huge"), "r")
+        router.admission.open(plan(model="huge"), "r")
     assert (caught.value.status, caught.value.field) == (404, "model")
 
 
@@ -91,32 +92,32 @@ async def test_only_a_standby_without_sequences_is_removed() -> None:
     with pytest.raises(ValueError, match="'a' is in use"):
         router.remove("a")
     router.pool.swap(router.pool["a"], router.pool["b"])
-    group = router.open(plan(), "r")
+    group = router.admission.open(plan(), "r")
     router.pool.swap(router.pool["b"], router.pool["a"])
     with pytest.raises(ValueError, match="'b' is in use"):
         router.remove("b")
     standby.finish(numbers(group)[0])
     router.remove("b")
-    assert [handle.name for handle in router.handles()] == ["a"]
+    assert [handle.name for handle in router.pool] == ["a"]
 
 
 async def test_streams_of_a_worker_are_bounded_at_the_edge() -> None:
     router = Router(GatewaySettings(max_streams_per_worker=64, max_waiting_streams=0))
     worker = FakeWorker(slots=100).join(router)
-    group = router.open(plan(n=63), "r")
-    router.open(plan(), "r")
+    group = router.admission.open(plan(n=63), "r")
+    router.admission.open(plan(), "r")
     with pytest.raises(RequestError) as caught:
-        router.open(plan(), "r")
+        router.admission.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (429, "overloaded")
     worker.finish(numbers(group)[0])
-    router.open(plan(), "r")
+    router.admission.open(plan(), "r")
 
 
 async def test_another_worker_takes_what_a_full_link_refuses() -> None:
     router = Router(GatewaySettings())
     first, _ = FakeWorker("a").join(router), FakeWorker("b").join(router)
     first.full = True
-    assert router.open(plan(), "r").worker == "b"
+    assert router.admission.open(plan(), "r").worker == "b"
     assert first.sent == []
 
 
@@ -125,7 +126,7 @@ async def test_frames_of_an_old_incarnation_are_not_taken_for_new() -> None:
     worker = FakeWorker().join(router)
     worker.die()
     worker.come_back()
-    group = router.open(plan(), "r")
+    group = router.admission.open(plan(), "r")
     worker.say_old(numbers(group)[0])
     assert not group.ended
 
@@ -134,7 +135,7 @@ async def test_what_is_left_of_a_request_that_failed_is_cancelled_though_its_cli
     """As one that is kept for a client which comes back may be, for minutes."""
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)
-    group = router.open(plan(n=2), "r")
+    group = router.admission.open(plan(n=2), "r")
     first, second = numbers(group)
     worker.fail(first, ErrorCode.INTERNAL)
     await router.idle()
@@ -147,7 +148,7 @@ async def test_what_is_left_of_a_request_that_failed_is_cancelled_though_its_cli
 async def test_a_cancel_is_posted_at_once_and_once() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)
-    group = router.open(plan(n=3), "r")
+    group = router.admission.open(plan(n=3), "r")
     first, second, third = numbers(group)
     worker.finish(second)
     group.cancel_nowait()
@@ -161,7 +162,7 @@ async def test_a_cancel_is_posted_at_once_and_once() -> None:
 async def test_a_cancel_that_a_full_link_refused_goes_again() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)
-    one, two = router.open(plan(), "r"), router.open(plan(), "r")
+    one, two = router.admission.open(plan(), "r"), router.admission.open(plan(), "r")
     worker.full = True
     one.cancel_nowait()
     two.cancel_nowait()
@@ -172,11 +173,11 @@ async def test_a_cancel_that_a_full_link_refused_goes_again() -> None:
 
 
 async def test_a_deadline_ends_a_stream_that_the_worker_forgot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.routing.router.DEADLINE_MARGIN_S", 0.0)
+    monkeypatch.setattr("gateway.routing.admission.request_admission.DEADLINE_MARGIN_S", 0.0)
     assert DEADLINE_MARGIN_S > 0, "the worker is asked first"
     router = Router(GatewaySettings(request_timeout_s=0.01))
     worker = FakeWorker().join(router)
-    group = router.open(plan(n=2), "r")
+    group = router.admission.open(plan(n=2), "r")
     worker.finish(numbers(group)[0])
     while not group.ended:
         await group.wait()
@@ -190,7 +191,7 @@ async def test_the_timer_of_a_request_ends_with_it() -> None:
     """It refers to the request, which would stay in memory until its deadline."""
     router = Router(GatewaySettings())
     FakeWorker().join(router)
-    group = router.open(plan(), "r")
+    group = router.admission.open(plan(), "r")
     assert group.deadline is not None
     assert not group.deadline.cancelled()
     group.close()
@@ -200,14 +201,14 @@ async def test_the_timer_of_a_request_ends_with_it() -> None:
 async def test_the_end_of_the_gateway_is_typed() -> None:
     router = Router(GatewaySettings())
     worker = FakeWorker().join(router)
-    group = router.open(plan(), "r")
-    router.drain_nowait()
+    group = router.admission.open(plan(), "r")
+    router.admission.drain_nowait()
     with pytest.raises(RequestError) as caught:
-        router.open(plan(), "r")
+        router.admission.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "draining")
     assert not group.ended, "what lives may finish"
     worker.token(numbers(group)[0], "x")
-    router.fail_all("bye")
+    router.ends.fail_all("bye")
     assert group.failure is not None
     assert group.failure.code is ErrorCode.DRAINING
     with anyio.fail_after(5):
@@ -258,5 +259,5 @@ async def test_quarantine_looks_at_each_prompt_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Quarantine, "refuses", refuses)
     router = Router(GatewaySettings())
     FakeWorker("a", slots=16).join(router)
-    router.open(plan(prompt=["one", "two"], n=8), "r")
+    router.admission.open(plan(prompt=["one", "two"], n=8), "r")
     assert looked == ["one", "two"]

@@ -169,10 +169,10 @@ async def test_a_stream_that_its_dialect_keeps_is_refused_for_more_than_it_may_k
     request = world.decoder.completion(
         b'{"model": "tiny", "prompt": "hi", "stream": true, "logprobs": 20, "max_tokens": 1}'
     ).request
-    assert world.router.open(request, "r").failure is None
+    assert world.router.admission.open(request, "r").failure is None
     kept = replace(request, output=replace(request.output, kept=True))
     with pytest.raises(RequestError, match="log-probabilities of a stream"):
-        world.router.open(kept, "r")
+        world.router.admission.open(kept, "r")
 
 
 async def test_a_whole_answer_that_outgrows_the_bound_is_ended_with_the_field_that_bounds_it() -> None:

@@ -40,19 +40,19 @@ def pair(*standbys: str) -> tuple[Router, FakeWorker, list[FakeWorker]]:
 
 def served_by(router: Router) -> str:
     """The worker that gets a request, which ends at once."""
-    group = router.open(plan(), "r")
+    group = router.admission.open(plan(), "r")
     group.cancel_nowait()
     return group.worker
 
 
 def roles(router: Router) -> dict[str, str]:
-    return {handle.name: handle.role.value for handle in router.handles()}
+    return {handle.name: handle.role.value for handle in router.pool}
 
 
 def fail(router: Router, worker: FakeWorker, times: int) -> None:
     """So many requests to this worker fail, each by itself."""
     for number in range(1, times + 1):
-        group = router.open(plan(), "r")
+        group = router.admission.open(plan(), "r")
         assert group.worker == worker.name
         worker.fail(group.sequences[0].submit.stream, ErrorCode.INTERNAL, f"bug {number}")
 
@@ -70,17 +70,17 @@ def circuit(router: Router, worker: str = "a") -> Circuit:
 
 async def test_a_standby_gets_no_requests() -> None:
     router, active, (standby,) = pair("s")
-    assert [router.open(plan(), "r").worker for _ in range(3)] == ["a", "a", "a"]
+    assert [router.admission.open(plan(), "r").worker for _ in range(3)] == ["a", "a", "a"]
     assert standby.sent == []
     active.full = True
-    router.open(plan(), "r")
+    router.admission.open(plan(), "r")
     assert router.waiting() == {"tiny": 1}, "a full worker is not a lost one"
     assert standby.sent == []
 
 
 async def test_a_lost_worker_changes_places_with_a_standby_before_its_streams_are_sent_again() -> None:
     router, active, (standby,) = pair("s")
-    group = router.open(plan(), "r")
+    group = router.admission.open(plan(), "r")
     active.die()
     assert group.worker == "s"
     standby.finish(group.sequences[0].submit.stream)
@@ -89,7 +89,7 @@ async def test_a_lost_worker_changes_places_with_a_standby_before_its_streams_ar
     active.come_back()
     assert roles(router) == {"a": "standby", "s": "active"}
     assert served_by(router) == "s"
-    assert [handle.promotions for handle in router.handles()] == [0, 1]
+    assert [handle.promotions for handle in router.pool] == [0, 1]
     standby.die()
     assert served_by(router) == "a"
 
@@ -119,20 +119,20 @@ async def test_a_worker_whose_requests_keep_failing_is_left_alone_for_a_while(mo
     monkeypatch.setattr(router.pool, "_clock", lambda: now[0])
     fail(router, active, MAX_EXEMPT + TRIP_AFTER)
     with pytest.raises(RequestError, match="keep failing") as caught:
-        router.open(plan(), "r")
+        router.admission.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
     now[0] += FIRST_COOLDOWN_S
-    probe = router.open(plan(), "r")
+    probe = router.admission.open(plan(), "r")
     with pytest.raises(RequestError, match="keep failing"):
-        router.open(plan(), "r")
+        router.admission.open(plan(), "r")
     active.finish(probe.sequences[0].submit.stream)
-    assert [router.open(plan(), "r").worker for _ in range(2)] == ["a", "a"]
+    assert [router.admission.open(plan(), "r").worker for _ in range(2)] == ["a", "a"]
 
 
 async def test_a_cancelled_request_is_no_sign_of_health() -> None:
     router, active, _ = pair()
     fail(router, active, MAX_EXEMPT + TRIP_AFTER - 1)
-    gone = router.open(plan(), "r")
+    gone = router.admission.open(plan(), "r")
     gone.cancel_nowait()
     active.say_cancelled(gone.sequences[0].submit.stream)
     fail(router, active, 1)
@@ -144,15 +144,15 @@ async def test_a_standby_takes_over_from_a_worker_whose_requests_keep_failing() 
     fail(router, active, MAX_EXEMPT + TRIP_AFTER)
     assert roles(router) == {"a": "standby", "s": "active"}
     assert active.sent[-1] == [Stop()], "and starts again, for one that fails its requests is no standby"
-    assert router.open(plan(), "r").worker == "s"
+    assert router.admission.open(plan(), "r").worker == "s"
     active.die()
     active.come_back()
-    assert [handle.breaker.state(0.0) for handle in router.handles()] == [Circuit.CLOSED] * 2
+    assert [handle.breaker.state(0.0) for handle in router.pool] == [Circuit.CLOSED] * 2
 
 
 async def test_one_bad_step_of_many_rows_and_bad_requests_open_nothing() -> None:
     router, active, _ = pair()
-    group = router.open(plan(n=64), "r")
+    group = router.admission.open(plan(n=64), "r")
     active.say(Step((), Gauges(steps_failed=1)))
     for number in [sequence.submit.stream for sequence in group.sequences]:
         active.fail(number, ErrorCode.STEP)
@@ -162,8 +162,8 @@ async def test_one_bad_step_of_many_rows_and_bad_requests_open_nothing() -> None
         if code in tried_again | {ErrorCode.INTERNAL}:  # which count, or have tests of their own
             continue
         for _ in range(TRIP_AFTER):
-            active.fail(router.open(plan(), "r").sequences[0].submit.stream, code)
-    assert router.open(plan(), "r").worker == "a"
+            active.fail(router.admission.open(plan(), "r").sequences[0].submit.stream, code)
+    assert router.admission.open(plan(), "r").worker == "a"
 
 
 async def test_only_internal_errors_use_up_exemptions_and_count_without_one() -> None:
@@ -183,9 +183,9 @@ async def test_only_internal_errors_use_up_exemptions_and_count_without_one() ->
 async def test_one_clients_failing_requests_open_nothing_for_the_others() -> None:
     """Each fails two steps, the second one alone; another one, whose steps they fail, gets on meanwhile."""
     router, active, _ = pair()
-    neighbour = router.open(plan(max_tokens=100), "n")
+    neighbour = router.admission.open(plan(max_tokens=100), "n")
     for _ in range(2 * MAX_EXEMPT):
-        bad = router.open(plan(), "bad")
+        bad = router.admission.open(plan(), "bad")
         fail_step(active, bad, neighbour)
         fail_step(active, bad)
         assert bad.failure is not None
@@ -199,7 +199,7 @@ async def test_requests_without_numbers_open_nothing_however_many_and_alone() ->
     """The worker says that it is well, so that nothing has to be exempted."""
     router, active, _ = pair()
     for steps in range(2 * MAX_EXEMPT):
-        bad = router.open(plan(), "bad")
+        bad = router.admission.open(plan(), "bad")
         for again in range(2):
             active.say(Step((), Gauges(steps_failed=2 * steps + again + 1)))
             assert bad.failure is None
@@ -207,19 +207,19 @@ async def test_requests_without_numbers_open_nothing_however_many_and_alone() ->
         assert bad.failure is not None
         assert bad.failure.code is ErrorCode.NOT_FINITE
         assert circuit(router) is Circuit.CLOSED
-    assert router.open(plan(), "r").worker == "a"
-    assert all(handle.exemptions.add("a step") for handle in router.handles()), "no exemption is used up"
+    assert router.admission.open(plan(), "r").worker == "a"
+    assert all(handle.exemptions.add("a step") for handle in router.pool), "no exemption is used up"
 
 
 async def test_the_failures_of_one_that_leaves_go_with_it() -> None:
     router, active, _ = pair()
     for _ in range(MAX_EXEMPT):
-        bad = router.open(plan(), "bad")
+        bad = router.admission.open(plan(), "bad")
         fail_step(active, bad)
         bad.cancel_nowait()
     assert circuit(router) is Circuit.CLOSED
     for _ in range(TRIP_AFTER):
-        bad = router.open(plan(), "bad")
+        bad = router.admission.open(plan(), "bad")
         fail_step(active, bad)
         bad.cancel_nowait()
     assert circuit(router) is Circuit.OPEN, "and nothing good came between"
@@ -230,7 +230,7 @@ async def test_a_device_that_fails_every_step_opens_the_circuit() -> None:
     router, active, (standby,) = pair("s")
     failed = 0
     while router.pool["a"].role is Role.ACTIVE:
-        group = router.open(plan(), "r")
+        group = router.admission.open(plan(), "r")
         while not group.ended and group.worker == "a":
             fail_step(active, group)
             failed += 1
@@ -240,7 +240,7 @@ async def test_a_device_that_fails_every_step_opens_the_circuit() -> None:
 
 async def test_a_failure_that_is_attributed_to_its_request_does_not_open_the_circuit_for_a_moment() -> None:
     router, active, (_,) = pair("s")
-    suspects = [router.open(plan(), str(number)) for number in range(TRIP_AFTER - 1)]
+    suspects = [router.admission.open(plan(), str(number)) for number in range(TRIP_AFTER - 1)]
     for group in suspects:
         fail_step(active, group)
     fail_step(active, suspects[0])
@@ -259,9 +259,9 @@ async def test_a_model_whose_workers_are_out_of_service_is_refused_at_once_and_b
     standby.change(state=WorkerState.STOPPED, reason="stopped")
     assert router.pool.hopeless("tiny") == "worker a is given up: failed 5 times; worker s is stopped: stopped"
     with pytest.raises(RequestError, match="'tiny' are out of service") as caught:
-        router.open(plan(), "r")
+        router.admission.open(plan(), "r")
     assert (caught.value.status, caught.value.code) == (503, "unavailable")
-    assert router.open(plan(model="other"), "r").worker == "b"
+    assert router.admission.open(plan(model="other"), "r").worker == "b"
 
 
 STATES = st.sampled_from([WorkerState.READY, WorkerState.BACKOFF, WorkerState.LOADING, WorkerState.GIVEN_UP])

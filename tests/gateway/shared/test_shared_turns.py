@@ -40,7 +40,9 @@ class Overloaded:
             for _ in range(6 - sum(client == each for each, _ in self.groups)):
                 body = {"model": "tiny", "prompt": client, "stream": True, "max_tokens": TOKENS, "ignore_eos": True}
                 request = self.decoder.completion(json.dumps(body).encode()).request
-                self.groups.append((client, self.router.open(request, "r", key=client.encode(), client=client)))
+                self.groups.append(
+                    (client, self.router.admission.open(request, "r", key=client.encode(), client=client))
+                )
         self.worker.step()
         ended = [each for each in self.groups if each[1].ended]
         self.groups = [each for each in self.groups if not each[1].ended]

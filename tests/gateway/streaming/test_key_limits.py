@@ -163,7 +163,7 @@ async def is_lost(served: Served, worker: FakeWorker, stream: int) -> None:
 
 
 async def drains(served: Served, worker: FakeWorker, stream: int) -> None:
-    served.router.fail_all("the gateway is shutting down")
+    served.router.ends.fail_all("the gateway is shutting down")
 
 
 @pytest.mark.parametrize("path", DIALECTS)
@@ -316,7 +316,7 @@ async def test_a_response_in_the_background_holds_a_place_until_it_ends(tmp_path
 async def test_a_request_that_the_workers_have_no_room_for_uses_nothing(tmp_path: Path) -> None:
     async with limited(tmp_path, requests_per_minute=1, max_concurrent=1) as served:
         served.worker.full = True
-        served.router.drain_nowait()
+        served.router.admission.drain_nowait()
         for _ in range(2):
             answer = await served.client.post("/v1/completions", json=COMPLETION)
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")

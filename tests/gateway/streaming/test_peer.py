@@ -36,6 +36,8 @@ class Kept:
 class Other:
     """Another gateway, which has every stream, or is gone."""
 
+    pid = 1
+
     def __init__(self, *, gone: bool = False, anywhere: bool = False) -> None:
         self.anywhere = anywhere
         self.asked: list[tuple[str, str, dict[str, str]]] = []

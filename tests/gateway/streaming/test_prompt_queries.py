@@ -41,7 +41,7 @@ class Asked:
     async def run(self, router: Router, query: PromptQuery) -> None:
         with self.scope:
             try:
-                self.answer = await router.ask(query, "r")
+                self.answer = await router.admission.ask(query, "r")
             except RequestError as error:
                 self.error = error
         self.ended.set()
@@ -184,5 +184,5 @@ async def test_without_a_worker_there_is_no_answer() -> None:
         assert await made.ask().code() is ErrorCode.LOST
         worker.die()
         assert await made.ask().code() is ErrorCode.UNAVAILABLE
-        made.router.drain_nowait()
+        made.router.admission.drain_nowait()
         assert await made.ask().code() is ErrorCode.DRAINING

@@ -38,7 +38,7 @@ async def test_a_stream_is_kept_for_so_long_and_no_longer() -> None:
             assert again.status == status
         assert again.error["code"] == "stream_not_found"
         assert served.outcomes() == {"resumed": 1, "expired": 1}
-        assert not any(handle.live for handle in served.router.handles())
+        assert not any(handle.live for handle in served.router.pool)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -208,7 +208,7 @@ async def test_a_draining_gateway_still_serves_what_it_keeps() -> None:
     async with gateway() as served:
         connection, number = await served.begin()
         await connection.leave()
-        served.router.drain_nowait()
+        served.router.admission.drain_nowait()
         again = served.open("GET", f"/v1/streams/{stream_id(connection)}")
         await again.until(1)
         served.worker.finish(number)

@@ -208,7 +208,7 @@ async def test_a_stream_outlives_kills_in_the_image_and_in_the_answer(
         def answering() -> bool:
             if real.status().incarnation == 1:
                 before[:] = got
-            return any(len(each.tokens) > NEW // 4 for handle in real.router.handles() for each in handle.live.values())
+            return any(len(each.tokens) > NEW // 4 for handle in real.router.pool for each in handle.live.values())
 
         def kill() -> None:
             pid = real.status().pid

@@ -30,7 +30,7 @@ class Mlx:
 
     def run(self, prompt: list[int]) -> RequestGroup:
         body = {"model": "tiny", "prompt": prompt, "stream": True, "max_tokens": 1}
-        group = self.router.open(self.decoder.completion(json.dumps(body).encode()).request, "r")
+        group = self.router.admission.open(self.decoder.completion(json.dumps(body).encode()).request, "r")
         while not group.ended:
             for worker in self.workers.values():
                 worker.step()
@@ -47,7 +47,7 @@ async def test_a_prefix_goes_to_the_mlx_worker_that_reported_it(load: Load, tmp_
         assert usage is not None
         cached.append((group.worker, usage.cached_tokens))
     assert cached == [("a", 0), ("b", 0), ("a", len(SHARED)), ("a", len(SHARED))]
-    digests = {handle.name: handle.prefix_digests() for handle in mlx.router.handles()}
+    digests = {handle.name: handle.prefix_digests() for handle in mlx.router.pool}
     assert digests["a"] > digests["b"] > 0
     mlx.workers["a"].die()
     mlx.workers["a"].come_back()

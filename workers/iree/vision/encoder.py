@@ -1,6 +1,7 @@
 """`VisionEncoder` on IREE: an image is computed one block of patches after the other, layer by layer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from weakref import WeakSet
 
 import iree.runtime as rt
 import numpy as np
@@ -46,6 +47,8 @@ class IreeVision:
         self.nbytes = graphs.nbytes + sum(each.nbytes for each in self._host.values())
         self._open = 0
         """Bytes of the computations that are open."""
+        self._encodings: WeakSet[_Encoding] = WeakSet()
+        """Those that may be open."""
 
         def put(prefix: str, wanted: Sequence[TowerParameter]) -> Views:
             return [self._weight(prefix, each, parameters) for each in wanted]
@@ -84,13 +87,18 @@ class IreeVision:
         if windowed and image.windows is None:
             raise ValueError("windows: the tower has layers that attend within them")
         positions.check(config, image)
-        return _Encoding(self, image, image.runs(self.graphs.capacities[-1]) if config.tiles else [image])
+        encoding = _Encoding(self, image, image.runs(self.graphs.capacities[-1]) if config.tiles else [image])
+        self._encodings.add(encoding)
+        return encoding
 
     def memory(self) -> dict[str, int]:
         return {"vision_weights": self.nbytes, "vision_buffers": self._open}
 
     def close(self) -> None:
-        """Release the weights, before the device is closed."""
+        """Release the weights and what is being computed, before the device is closed: the runtime's buffers do not
+        keep their device, and one that is released after it crashes the process."""
+        for encoding in list(self._encodings):
+            encoding.close()
         del self.patch, self.keys, self.layers, self.merger, self.taps, self._module
 
     def added(self, image: ImagePatches) -> Floats | None:
@@ -136,7 +144,13 @@ def _tap(graphs: TowerGraphs) -> Merger:
 
 
 class _Encoding:
-    """Implements `ImageEncoding`: one call of a graph is a part of the work."""
+    """Implements `ImageEncoding`: one call of a graph is a part of the work.
+
+    It is closed by `close`, by that of the tower, or when it is dropped, whichever comes first: always while the device
+    still exists.
+    """
+
+    _steps: Generator[None] | None = None
 
     def __init__(self, tower: IreeVision, image: ImagePatches, runs: Sequence[ImagePatches]) -> None:
         """`runs` are computed one after the other: their patches attend to no others."""
@@ -151,8 +165,8 @@ class _Encoding:
         tower.hold(self._nbytes)
         self._tokens: list[list[Floats]] = [[] for _ in range(1 + len(config.taps))]
         """The rows of each part of the embeddings, by block."""
-        self._steps: Iterator[None] | None = self._compute()
         self._done = 0
+        self._steps = self._compute()
 
     def advance(self) -> bool:
         assert self._steps is not None, "advanced after it was closed"
@@ -167,11 +181,15 @@ class _Encoding:
         return self._tower.scaled(self._image.arranged(whole, self._tower.newline))
 
     def close(self) -> None:
-        if self._steps is not None:
+        if (steps := self._steps) is not None:
             self._steps = None
+            steps.close()  # what it holds of the device is released here, not with the last reference to it
             self._tower.hold(-self._nbytes)
 
-    def _compute(self) -> Iterator[None]:
+    def __del__(self) -> None:
+        self.close()
+
+    def _compute(self) -> Generator[None]:
         """Compute the image, one call after each `next`."""
         for image in self._runs:
             yield from _PatchRun(self._tower, image, self._tokens).compute()

@@ -9,7 +9,7 @@ from protocol.request import Input, PairInput, Pooled, TextInput, TokensInput
 from workers.engine.pooled.pooled_prompt import PooledPrompt, Pooler
 from workers.pooling.pair_template import PairTemplate
 from workers.pooling.served_pooling import ServedPooling
-from workers.process.prompts.prompt_encoder import PromptEncoder
+from workers.process.prompts.prompt_encoder import ADD_TOKENIZER, SEND_IDS, PromptEncoder
 from workers.process.prompts.refusal import PromptRefused, unsupported
 from workers.text.template_budget import TemplateError
 from workers.text.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class PooledPrompts:
         most = None if pooled.truncate is None else min(pooled.truncate or self._context, self._context)
         if isinstance(source, TokensInput):
             return source.tokens[:most], None
-        tokenizer = self._encoder.require("prompt")
+        tokenizer = self._encoder.require("prompt", ADD_TOKENIZER if isinstance(source, PairInput) else SEND_IDS)
         if isinstance(source, PairInput) and self._pooling.template is not None:
             return self._templated(tokenizer, self._pooling.template, source, pooled.instruction, most), None
         if isinstance(source, PairInput):

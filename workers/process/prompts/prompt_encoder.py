@@ -21,6 +21,8 @@ from workers.text.tokenizer import ChatFormat, InfillFormat, Messages, Tokenizer
 
 TEXTS = frozenset({"bad_words", "dry_sequence_breakers", "suffix"})
 """Request fields, besides the prompt, that have texts to tokenize."""
+ADD_TOKENIZER = "serve the model with its tokenizer.json"
+SEND_IDS = f"send token ids, to an endpoint that takes them, or {ADD_TOKENIZER}"
 
 
 class PromptEncoder:
@@ -94,7 +96,7 @@ class PromptEncoder:
             raise unsupported("rows of embeddings have no text", EMBEDDINGS)
         if isinstance(source, PairInput):
             raise unsupported("a pair of texts is scored, and is no prompt", "prompt")
-        tokenizer = self.require("tokens")
+        tokenizer = self.require("tokens", ADD_TOKENIZER)
         if (unknown := next((token for token in source.tokens if token >= tokenizer.vocab_size), None)) is not None:
             problem = f"token {unknown} is not in the vocabulary of {tokenizer.vocab_size} tokens"
             raise PromptRefused(ErrorCode.INVALID, problem, "tokens")
@@ -178,10 +180,11 @@ class PromptEncoder:
             problem = f"a prompt of {characters} characters cannot fit into a context of {self._context} tokens"
             raise PromptRefused(ErrorCode.CONTEXT, problem, field)
 
-    def require(self, field: str) -> Tokenizer:
-        """Return the tokenizer, which a field of the request needs. Raises `PromptRefused` if the model has none."""
+    def require(self, field: str, advice: str = SEND_IDS) -> Tokenizer:
+        """Return the tokenizer, which a field of the request needs. Raises `PromptRefused` if the model has none, with
+        the `advice` unless the field may be left out."""
         if self._tokenizer is None:
-            advice = f"leave `{field}` out" if field in TEXTS else "give the prompt as token ids"
+            advice = f"leave `{field}` out" if field in TEXTS else advice
             raise PromptRefused(ErrorCode.UNSUPPORTED, f"the model has no tokenizer: {advice}", field)
         return self._tokenizer
 

@@ -128,9 +128,9 @@ async def test_a_model_that_joins_has_its_name_before_an_adapter(tmp_path: Path)
             tasks.start_soon(server.load, "sql")
             await server.until_asked(1)
             server.answer(0)
-        assert server.world.router.canonical("sql") == "tiny"
+        assert server.world.router.models.canonical("sql") == "tiny"
         FakeWorker("b", model="sql").join(server.world.router)
-        assert server.world.router.canonical("sql") == "sql"
+        assert server.world.router.models.canonical("sql") == "sql"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_more_loads_at_once_than_the_bound_are_refused(tmp_path: Path) -> 
             tasks.start_soon(server.load, "sql")
             await server.until_asked(1)
             server.answer(0)
-        assert server.world.router.canonical("sql") == "tiny"
+        assert server.world.router.models.canonical("sql") == "tiny"
 
 
 async def test_hundreds_of_loads_and_unloads_leave_nothing(tmp_path: Path) -> None:

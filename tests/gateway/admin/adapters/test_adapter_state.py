@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.admin.adapters import adapter_routes
 from gateway.admin.adapters.adapter_routes import AdapterRoutes
 from gateway.admin.adapters.adapter_state import (
     LOCK_FILE,
@@ -56,7 +57,7 @@ async def test_the_next_gateway_has_the_adapters_with_the_same_files(tmp_path: P
         assert (Path(asked.paths[0]) / WEIGHTS).read_bytes() == b"three", "as it was when it was loaded"
         assert sorted(each.name for each in state.iterdir()) == sorted((STATE_FILE, LOCK_FILE, digest, "foreign"))
         server.answer(0)
-        assert server.world.router.canonical("two") == "tiny"
+        assert server.world.router.models.canonical("two") == "tiny"
         again = await server.load("two", "three")
         assert "set load_inplace" in again.text
 
@@ -69,7 +70,7 @@ async def test_an_adapter_that_no_worker_can_load_again_stays_until_it_is_unload
     for _ in range(2):
         async with serving(tmp_path, lora_state_dir=str(state)) as server:
             server.answer(0, "of another model")
-            assert server.world.router.canonical("sql") == "sql", "no request can name it"
+            assert server.world.router.models.canonical("sql") == "sql", "no request can name it"
             if not _:
                 continue
             assert (await server.client.post("/v1/unload_lora_adapter", json={"lora_name": "sql"})).status_code == 200
@@ -83,7 +84,7 @@ async def test_a_worker_with_fewer_places_than_before_refuses_the_rest_and_reque
     state.close()
     async with serving(tmp_path, lora_state_dir=str(tmp_path / "state")) as server:
         assert [each.name.partition("@")[0] for each in server.asked] == ["a0", "a1"], "it has two places"
-        assert [server.world.router.canonical(f"a{at}") for at in range(3)] == ["tiny", "tiny", "a2"]
+        assert [server.world.router.models.canonical(f"a{at}") for at in range(3)] == ["tiny", "tiny", "a2"]
 
 
 async def test_a_failure_to_write_is_told_and_says_its_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ async def test_a_failure_to_write_is_told_and_says_its_effect(tmp_path: Path, mo
             server.answer(0)
         assert answers[0].status_code == 503
         assert "'sql' is loaded, and will not be after a restart: `lora_state_dir` cannot be written" in answers[0].text
-        assert server.world.router.canonical("sql") == "tiny"
+        assert server.world.router.models.canonical("sql") == "tiny"
 
 
 @pytest.mark.parametrize(
@@ -149,13 +150,63 @@ def test_a_folder_belongs_to_one_server_and_its_successor(tmp_path: Path) -> Non
     first = AdapterState(folder)
     with pytest.raises(AdapterStateInvalid, match=f"lora_state_dir: another server uses {tmp_path}: each one needs"):
         AdapterState(folder)
-    successor = AdapterState(folder, takes_over=True)
+    with pytest.raises(
+        AdapterStateInvalid, match="another server than process 1, from which this one"
+    ):
+        AdapterState(folder, predecessor=1)
+    successor = AdapterState(folder, predecessor=os.getpid())
+    assert not successor.hold()
+    successor.write(())  # both use it
     first.close()
-    successor.write(())  # it has the folder from here on
-    with pytest.raises(AdapterStateInvalid, match="another server uses"):
-        AdapterState(folder)
+    assert successor.hold()
+    for predecessor in (0, 1):
+        with pytest.raises(AdapterStateInvalid, match="another server"):
+            AdapterState(folder, predecessor=predecessor)
     successor.close()
-    AdapterState(folder).close()
+    AdapterState(folder, predecessor=1).close()  # the port was free, or that one used another folder
+
+
+def test_a_successor_may_be_succeeded_before_its_predecessor_has_ended(tmp_path: Path) -> None:
+    """A predecessor keeps the lock until its last stream has ended, which may take an hour."""
+    folder, lock = str(tmp_path), tmp_path / LOCK_FILE
+    first = AdapterState(folder)
+    lock.write_text("1\n2\n")  # as if process 2 had taken over from process 1, which has the lock
+    third = AdapterState(folder, predecessor=2)
+    assert lock.read_text() == f"1\n2\n{os.getpid()}\n"
+    with pytest.raises(AdapterStateInvalid, match="another server"):
+        AdapterState(folder, predecessor=3)
+    lock.write_text("4\n")  # as if another server had been faster after the end of the first ones
+    with pytest.raises(OSError, match="another server uses the folder now"):
+        third.write(())
+    lock.write_text("")  # a version that did not note its process
+    AdapterState(folder, predecessor=3)
+    first.close()
+
+
+async def test_the_folder_is_locked_as_soon_as_the_predecessor_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_routes, "HOLD_S", 0.0)
+    world, folder = World(), str(tmp_path / "state")
+    first = AdapterState(folder)
+    settings = GatewaySettings(lora_dirs=(str(tmp_path),), lora_state_dir=folder)
+    routes = AdapterRoutes(world.router, settings, predecessor=os.getpid())
+    await anyio.wait_all_tasks_blocked()
+    first.close()
+    held = anyio.Event()
+    assert routes._state is not None
+    hold = routes._state.hold
+
+    def noted() -> bool:
+        if hold():
+            held.set()
+        return held.is_set()
+
+    monkeypatch.setattr(routes._state, "hold", noted)
+    await held.wait()
+    with pytest.raises(AdapterStateInvalid, match="another server"):
+        AdapterState(folder)
+    routes._state.close()
 
 
 async def test_a_kept_adapter_does_not_take_the_name_of_a_model_or_of_its_adapter(tmp_path: Path) -> None:
@@ -168,8 +219,8 @@ async def test_a_kept_adapter_does_not_take_the_name_of_a_model_or_of_its_adapte
     world.router.pool.catalog.add(CatalogEntry("away", ("alias",), ("fixed",)))
     settings = GatewaySettings(lora_dirs=(str(tmp_path),), lora_state_dir=str(tmp_path / "state"))
     routes = AdapterRoutes(world.router, settings)
-    assert [world.router.canonical(each.name) for each in state.adapters] == ["tiny", "away", "away", "gone"]
-    assert world.router.on_workers("fixed") == "fixed", "not the weights of the kept one"
+    assert [world.router.models.canonical(each.name) for each in state.adapters] == ["tiny", "away", "away", "gone"]
+    assert world.router.models.on_workers("fixed") == "fixed", "not the weights of the kept one"
     assert routes._state is not None
     assert len(routes._state.adapters) == 4, "they stay until they are unloaded"
     routes._state.close()
@@ -188,5 +239,5 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AdapterStateInvalid, match="cannot be used: File exists"):
         AdapterState(str(tmp_path / "file"))
-    with pytest.raises(GatewaySettingsError, match="lora_state_dir: without lora_dirs and allow_lora_repos"):
+    with pytest.raises(GatewaySettingsError, match="lora_state_dir needs lora_dirs or allow_lora_repos"):
         GatewaySettings(lora_state_dir=str(tmp_path))

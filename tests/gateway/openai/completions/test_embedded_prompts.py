@@ -123,7 +123,7 @@ async def test_an_answer_to_embeddings_survives_the_loss_of_its_worker() -> None
 
         async def kill() -> None:
             await real.until(
-                lambda: any(stream.tokens for handle in real.router.handles() for stream in handle.live.values()),
+                lambda: any(stream.tokens for handle in real.router.pool for stream in handle.live.values()),
                 lambda: os.kill(pid_of(real.status()), signal.SIGKILL),
             )
 

@@ -245,7 +245,7 @@ async def test_a_draining_gateway_finishes_the_batch_that_it_has() -> None:
 
         async def drain() -> None:
             await served.until(lambda: 34 < len(served.worker.submits) < 80)
-            served.router.drain_nowait()
+            served.router.admission.drain_nowait()
 
         async with anyio.create_task_group() as group:
             group.start_soon(drain)

@@ -160,7 +160,7 @@ async def test_another_worker_computes_the_same_scores() -> None:
             await served.until(lambda: any(len(each.submits) > 20 for each in served.workers))
             (busiest, *_) = sorted(served.workers, key=lambda each: -len(each.submits))
             assert isinstance(busiest, EngineWorker)
-            lost.append(sum(len(handle.live) for handle in served.router.handles() if handle.name == busiest.name))
+            lost.append(sum(len(handle.live) for handle in served.router.pool if handle.name == busiest.name))
             busiest.die()
             busiest.come_back()
 

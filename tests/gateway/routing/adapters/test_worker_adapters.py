@@ -120,7 +120,7 @@ async def test_a_name_of_another_model_with_the_same_files_stays_that_of_its_mod
     async with loading(world, "one", ONE, "other") as ends:
         pass
     assert "'tiny' has this adapter under the name 'one'" in str(ends[0])
-    assert world.router.canonical("one") == "tiny"
+    assert world.router.models.canonical("one") == "tiny"
 
 
 async def test_a_worker_that_will_return_keeps_an_adapter_that_the_others_refuse() -> None:

@@ -114,7 +114,7 @@ class Overload:
     def open(self, client: Client) -> RequestGroup:
         body = {"model": "tiny", "prompt": client.prompt, "max_tokens": client.max_tokens, "ignore_eos": True}
         request = self._decoder.completion(json.dumps(body).encode()).request
-        return self.router.open(request, "r", client=client.name)
+        return self.router.admission.open(request, "r", client=client.name)
 
 
 async def test_equal_keys_get_equal_shares_at_twenty_times_the_capacity() -> None:

@@ -85,7 +85,7 @@ async def test_the_end_of_the_gateway_ends_those_that_wait() -> None:
     lost = world.open()
     world["a"].die()
     new = world.open()
-    world.router.fail_all("bye")
+    world.router.ends.fail_all("bye")
     assert (failure(lost), failure(new)) == (ErrorCode.DRAINING, ErrorCode.DRAINING)
     await world.router.idle()
 

@@ -99,7 +99,7 @@ async def test_a_new_request_that_no_worker_has_room_for_is_refused() -> None:
         world[name].fail(number(refused), ErrorCode.OVERLOADED)
     assert failure(refused) is ErrorCode.OVERLOADED
     assert world.replays() == {}
-    assert not any(refused.sequences[0] in handle.live.values() for handle in world.router.handles())
+    assert not any(refused.sequences[0] in handle.live.values() for handle in world.router.pool)
 
 
 async def test_a_full_link_is_tried_again() -> None:

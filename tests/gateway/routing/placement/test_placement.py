@@ -187,7 +187,7 @@ async def test_a_body_counts_once_for_each_sequence_of_a_prompt_until_the_worker
     body = HeldBody(bodies)
     body.grow(100)
     request = world.decoder.completion(b'{"model": "tiny", "prompt": "hi", "n": 3, "max_tokens": 9}').request
-    group = world.router.open(request, "r", body)
+    group = world.router.admission.open(request, "r", body)
     body.release()
     assert bodies.held == 300
     for index in range(3):
@@ -210,7 +210,7 @@ async def test_a_body_whose_prompts_share_a_text_counts_once_for_each_of_them() 
     ):
         body = HeldBody(world.router.bodies)
         body.grow(100)
-        group = world.router.open(request, "r", body)
+        group = world.router.admission.open(request, "r", body)
         body.release()
         assert world.router.bodies.held == copies * 100
         for index in range(len(group.sequences)):

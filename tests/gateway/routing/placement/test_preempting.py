@@ -27,7 +27,7 @@ def anyio_backend() -> Any:
 
 def world(*names: str, slots: int = 2, **settings: Any) -> World:
     made = World(*names, slots=slots, **settings)
-    made.router._class_of = lambda client: CLASSES.get(client, "normal")
+    made.router.admission._class_of = lambda client: CLASSES.get(client, "normal")
     return made
 
 
@@ -171,7 +171,7 @@ async def test_an_urgent_request_that_cannot_be_sent_does_not_hold_up_others(mon
 
 async def test_workers_are_looked_at_once_for_all_clients_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     one = world()
-    one.router._class_of = lambda client: "low" if client == "patient" else "high"
+    one.router.admission._class_of = lambda client: "low" if client == "patient" else "high"
     groups = fill(one, 3)
     fill(one, 2, "hasty")
     for index in range(20):

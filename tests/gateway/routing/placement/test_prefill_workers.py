@@ -61,7 +61,7 @@ class Fleet:
     def open(self, prompt: str | list[int] | None = LONG, key: bytes = b"", **fields: Any) -> RequestGroup:
         body = {"model": "tiny", "prompt": prompt, "stream": True, "max_tokens": 60, "ignore_eos": True, "seed": 7}
         request = RequestDecoder(self.settings).completion(json.dumps(body | fields).encode()).request
-        group = self.router.open(request, "r", key=key, checked=True)
+        group = self.router.admission.open(request, "r", key=key, checked=True)
         self.texts[group] = ""
         self.expected[group] = undisturbed(group.sequences[0].submit)
         return group

@@ -53,7 +53,7 @@ async def test_large_bodies_are_sent_to_the_next_worker_in_portions(size: int, p
     for index in range(5):
         body = HeldBody(world.router.bodies)
         body.grow(size)
-        world.router.open(request, f"r{index}", body)
+        world.router.admission.open(request, f"r{index}", body)
     world["a"].die(origin=Origin.OUTSIDE)
     sent = len(world["a"].submits)
     world["a"].come_back()
@@ -87,7 +87,7 @@ async def turns(count: int = 2) -> None:
 async def test_a_shutdown_ends_sequences_in_portions(beyond: int) -> None:
     world = World()
     groups = opened(world, ENDED_AT_ONCE + beyond)
-    world.router.fail_all("bye")
+    world.router.ends.fail_all("bye")
     assert ended(groups) == ENDED_AT_ONCE
     await anyio.lowlevel.checkpoint()
     assert ended(groups) == ENDED_AT_ONCE + beyond
@@ -104,7 +104,7 @@ async def test_a_shutdown_sends_nothing_that_waits_to_workers() -> None:
     world["a"].die(origin=Origin.OUTSIDE)
     sent = len(world["a"].submits)
     world["a"].full = False
-    world.router.fail_all("bye")
+    world.router.ends.fail_all("bye")
     assert (ended(groups), len(world["a"].submits)) == (2, sent)
 
 
@@ -164,10 +164,10 @@ async def test_a_sequence_that_ends_while_others_move_is_not_moved(how: str) -> 
     if how == "cancelled":
         lost.close()
     elif how == "failed":
-        world.router.fail_all("bye")
+        world.router.ends.fail_all("bye")
         assert (failure(lost), failure(last)) == (ErrorCode.DRAINING, ErrorCode.DRAINING)
     else:
-        world.router._expire(lost, 60.0)
+        world.router.ends.expire(lost, 60.0)
         assert failure(lost) is ErrorCode.DEADLINE
     await turns()
     sent = [submit.request for submit in world["b"].submits]

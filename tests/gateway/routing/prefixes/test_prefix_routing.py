@@ -82,7 +82,7 @@ class Fleet:
     def open(self, prompt: str | list[int], *, key: str = "", max_tokens: int = 8, **fields: Any) -> RequestGroup:
         body = {"model": "tiny", "prompt": prompt, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
         request = self.decoder.completion(json.dumps(body | fields).encode()).request
-        return self.router.open(request, "r", key=key.encode(), client=key)
+        return self.router.admission.open(request, "r", key=key.encode(), client=key)
 
     def chat(self, *contents: str, **fields: Any) -> RequestGroup:
         roles = ("system", "user", "assistant")
@@ -91,7 +91,7 @@ class Fleet:
             for at, text in enumerate(contents)
         ]
         body = {"model": "tiny", "messages": messages, "stream": True, "max_tokens": 40}
-        return self.router.open(self.decoder.chat(json.dumps(body | fields).encode()).request, "r")
+        return self.router.admission.open(self.decoder.chat(json.dumps(body | fields).encode()).request, "r")
 
     def run(self) -> None:
         while any(not worker.idle for worker in self.workers.values()):
@@ -196,7 +196,7 @@ async def test_no_worker_becomes_a_hot_spot() -> None:
     fleet.open(SYSTEM)
     fleet.run()
     groups = [fleet.open(SYSTEM + str(n), max_tokens=50) for n in range(12)]
-    live = [len(handle.live) for handle in fleet.router.handles()]
+    live = [len(handle.live) for handle in fleet.router.pool]
     assert sum(live) == len(groups)
     assert max(live) - min(live) <= 5
     fleet.run()
@@ -285,7 +285,7 @@ async def test_prefixes_of_sequences_that_run_count_within_the_bound_of_the_load
     for each in (first, second, third, fourth):
         each.cancel_nowait()
     fleet.run()
-    assert not any(handle.live for handle in fleet.router.handles())
+    assert not any(handle.live for handle in fleet.router.pool)
     state = fleet.router._placement.routing._models["tiny"]
     assert all(load.pending == 0.0 for load in state.loads.values())
 
@@ -349,7 +349,7 @@ async def test_a_promise_is_kept_if_less_is_missing_than_a_worker_would_reuse(mi
     group = fleet.open("x" * 640, max_tokens=1)
     number = group.sequences[0].submit.stream
     routing = fleet.router._placement.routing
-    (handle,) = (each for each in fleet.router.handles() if number in each.live)
+    (handle,) = (each for each in fleet.router.pool if number in each.live)
     promised = routing._models["tiny"].loads[handle.name]._expected[number].promised
     assert promised == 640
     routing.started(handle, StartedStream(number, prompt_tokens=641, cached_tokens=640 - missing))
@@ -361,7 +361,7 @@ async def test_a_prompt_of_which_a_part_was_left_out_is_no_prefix_for_another_on
     group = fleet.open("x" * 640)
     number = group.sequences[0].submit.stream
     routing = fleet.router._placement.routing
-    (handle,) = (each for each in fleet.router.handles() if number in each.live)
+    (handle,) = (each for each in fleet.router.pool if number in each.live)
     assert routing._models["tiny"].index.holders(handle.name) == 1
     routing.started(handle, StartedStream(number, prefill_us=1000, prompt_tokens=641, kept=(0, 32, 600, 641)))
     assert routing._models["tiny"].index.holders(handle.name) == 0
@@ -432,8 +432,8 @@ async def test_a_worker_that_is_removed_is_forgotten() -> None:
     fleet = Fleet("a", "b")
     fleet.open(SYSTEM)
     fleet.run()
-    handle = next(each for each in fleet.router.handles() if each.name == "a")
-    fleet.router.pool.swap(handle, next(each for each in fleet.router.handles() if each.name == "b"))
+    handle = next(each for each in fleet.router.pool if each.name == "a")
+    fleet.router.pool.swap(handle, next(each for each in fleet.router.pool if each.name == "b"))
     fleet.router.remove("a")
     assert fleet.metric("baton_prefix_digests", worker="a") == 0
     assert worker_of(fleet.open(SYSTEM)) == "b"

@@ -273,7 +273,7 @@ async def test_a_gateway_that_cannot_take_a_stream_leaves_it_to_others() -> None
         assert shared.records[first.headers["x-stream-id"]][1] == "one"
         two.worker.finish(number)
         await other.ended.wait()
-        two.router.drain_nowait()
+        two.router.admission.drain_nowait()
         refused = await two.ask("GET", path_of(first))
         assert (refused.status, refused.error["code"]) == (503, "draining")
         assert shared.records[first.headers["x-stream-id"]][1] == ""

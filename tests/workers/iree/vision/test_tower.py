@@ -1,5 +1,7 @@
 """The graphs of vision towers against numpy, with random parameters."""
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -291,3 +293,34 @@ def refused(config: VisionConfig) -> dict[ImagePatches, str]:
     if config.full_layers is not None:
         found[replace(image, windows=None)] = "windows: the tower has layers that attend within them"
     return found
+
+
+def test_an_open_computation_may_outlive_the_tower_and_the_device(cache_dir: Path) -> None:
+    """In a process of its own: a buffer that is released after its device ends the process."""
+    run = subprocess.run(
+        [sys.executable, "-c", OUTLIVED, str(cache_dir)], cwd=Path(__file__).parents[4], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout.split()) == (0, ["closed", "dropped"]), run.stderr
+
+
+OUTLIVED = """
+import gc, sys
+from pathlib import Path
+from tests.workers.iree.vision.test_tower import TOWERS, Device, random_image, tower
+
+config = TOWERS["clipped"]
+for end in ("closed", "dropped"):
+    device = Device("", 2)
+    vision = tower(device, Path(sys.argv[1]), config, "float32")
+    encoding = vision.begin(random_image(config, 4, 8))
+    encoding.advance()
+    if end == "closed":
+        vision.close()
+        device.close()
+        assert vision.memory()["vision_buffers"] == 0
+        encoding.close()
+    encoding.itself = encoding
+    del vision, device, encoding
+    gc.collect()
+    print(end, flush=True)
+"""

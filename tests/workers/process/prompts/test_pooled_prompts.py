@@ -53,3 +53,17 @@ def test_a_text_with_too_many_tokens_is_refused(prompts: PooledPrompts) -> None:
         with pytest.raises(PromptRefused, match="the model takes 12 tokens") as refused:
             tokens(prompts, TextInput(text), None)
         assert (refused.value.code, refused.value.field) == (ErrorCode.CONTEXT, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("source", "advice"),
+    [(TextInput("what"), "send token ids, to an endpoint"), (PairInput("what", "is"), ": serve the model with its")],
+    ids=["text", "pair"],
+)
+def test_texts_for_a_model_without_a_tokenizer_are_refused_with_advice_that_can_be_followed(
+    source: Input, advice: str
+) -> None:
+    pooling = ServedPooling(4, classifier=ScriptedClassifier(), labels=1, pairs=True)
+    with pytest.raises(PromptRefused, match=f"the model has no tokenizer.*{advice}") as refused:
+        tokens(PooledPrompts(PromptEncoder(None, CONTEXT), CONTEXT, pooling), source, None)
+    assert (refused.value.code, refused.value.field) == (ErrorCode.UNSUPPORTED, "prompt")

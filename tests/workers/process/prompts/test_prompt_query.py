@@ -7,9 +7,10 @@ import pytest
 from protocol.commands import Tokenize
 from protocol.errors import ErrorCode
 from protocol.events import Tokenized
-from protocol.request import ChatInput, Input, Message, TextInput, TokensInput
+from protocol.request import ChatInput, InfillInput, Input, Message, TextInput, TokensInput
 from tests.workers.process.harness.gateway_peer import submit
 from workers.process.prompts.prompt_builder import PromptBuilder
+from workers.process.prompts.prompt_encoder import ADD_TOKENIZER, SEND_IDS
 from workers.process.prompts.prompt_query import answer_query
 from workers.text.byte_tokenizer import ByteTokenizer
 from workers.text.checkpoint_tokenizer import CheckpointTokenizer
@@ -48,23 +49,24 @@ def test_tokens_become_their_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "want", "builder", "code", "field"),
+    ("source", "want", "builder", "code", "field", "text"),
     [
-        (TokensInput((1 << 30,)), "text", BUILDER, ErrorCode.INVALID, "tokens"),
-        (TextInput("x" * 1_000_000), "count", BUILDER, ErrorCode.CONTEXT, "prompt"),
-        (ChatInput((Message("user", "x"),), "{"), "count", BUILDER, ErrorCode.INVALID, "tools"),
-        (TextInput("x"), "count", PromptBuilder(None, 512), ErrorCode.UNSUPPORTED, "prompt"),
-        (TokensInput((1,)), "text", PromptBuilder(None, 512), ErrorCode.UNSUPPORTED, "tokens"),
-        (CHAT, "text", PromptBuilder(None, 512), ErrorCode.UNSUPPORTED, "messages"),
+        (TokensInput((1 << 30,)), "text", BUILDER, ErrorCode.INVALID, "tokens", "is not in the vocabulary"),
+        (TextInput("x" * 1_000_000), "count", BUILDER, ErrorCode.CONTEXT, "prompt", "cannot fit"),
+        (ChatInput((Message("user", "x"),), "{"), "count", BUILDER, ErrorCode.INVALID, "tools", "is not JSON"),
+        (TextInput("x"), "count", PromptBuilder(None, 512), ErrorCode.UNSUPPORTED, "prompt", SEND_IDS),
+        (TokensInput((1,)), "text", PromptBuilder(None, 512), ErrorCode.UNSUPPORTED, "tokens", f": {ADD_TOKENIZER}"),
+        (CHAT, "text", PromptBuilder(None, 512), ErrorCode.UNSUPPORTED, "messages", SEND_IDS),
+        (InfillInput("x", "y"), "count", PromptBuilder(None, 512), ErrorCode.UNSUPPORTED, "suffix", "leave `suffix`"),
     ],
-    ids=["token", "length", "tools", "text", "no tokenizer", "no template"],
+    ids=["token", "length", "tools", "text", "no tokenizer", "no template", "infill"],
 )
-def test_a_refusal_names_its_field(
-    source: Input, want: str, builder: PromptBuilder, code: ErrorCode, field: str
+def test_a_refusal_names_its_field_and_says_what_to_do(
+    source: Input, want: str, builder: PromptBuilder, code: ErrorCode, field: str, text: str
 ) -> None:
     refused = answer(source, want, builder=builder)
     assert (refused.code, refused.field, refused.count, refused.tokens) == (code, field, 0, ())
-    assert refused.text
+    assert text in refused.text
 
 
 def test_a_text_that_no_frame_holds_is_refused() -> None:
