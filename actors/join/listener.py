@@ -6,6 +6,7 @@ them, count failures, and close one connection alone. The link's socket is in a 
 
 import asyncio
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from actors.transport.endpoint import EndpointError, LocalEndpoint
 from actors.transport.join_tokens import JoinTokens
 from actors.transport.keys import KeyFileError, KeyPair, to_z85
 from actors.transport.link import CurveKeys, Link
+from actors.transport.log_limit import LogLimit
 from actors.transport.message import MAX_MESSAGE_BYTES
 from actors.transport.rate_limit import PeerRate
 from actors.transport.rejections import Rejection, Rejections
@@ -74,6 +76,7 @@ class JoinListener:
         self._limits = limits or JoinLimits()
         self._rate = rate or PeerRate()
         self._log = structlog.get_logger("join")
+        self._lines = LogLimit(time.monotonic)
         self._pending = PendingPeers(self._limits)
         self._connections: set[_RemoteConnection] = set()
         self._group: TaskGroup | None = None
@@ -176,7 +179,10 @@ class JoinListener:
         connection.accounted = True
         if why is not None:
             self._rejections.count(why)
-        self._log.info("connection_refused", address=connection.address, reason=text)
+        left_out = self._lines.take("" if why is None else why.value)
+        if left_out is not None:
+            more = {"left_out": left_out} if left_out else {}
+            self._log.info("connection_refused", address=connection.address, reason=text, **more)
         connection.abort()
 
     def failed(self, connection: "_RemoteConnection", why: Rejection) -> None:

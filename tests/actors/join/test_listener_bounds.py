@@ -9,10 +9,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.join.listener import JoinLimits
+from actors.transport.log_limit import BURST, PER_S
 from actors.transport.rate_limit import PeerRate
 from protocol.codec import encode
 from tests.actors.join.entrance import GENEROUS, HELLO, WAIT_S, entrance, joined
@@ -163,3 +165,14 @@ async def test_garbage_is_rejected_and_disturbs_no_worker(tmp_path: Path) -> Non
         assert door.received == [[b"%d" % number] for number in range(1, said + 1)]
         assert set(door.rejected()) <= {"handshake", "silent"}
         assert door.rejected()
+
+
+async def test_a_flood_of_connections_is_no_flood_of_lines(tmp_path: Path) -> None:
+    began = anyio.current_time()
+    with structlog.testing.capture_logs() as logs:
+        async with entrance(tmp_path, replace(GENEROUS, attempts_per_s=0.001, attempts_at_once=1.0)) as door:
+            for _ in range(3 * BURST):
+                door.dial().close()
+            await door.until(lambda: door.rejected().get("rate") == 3 * BURST - 1)
+    lines = [each for each in logs if each["event"] == "connection_refused"]
+    assert BURST <= len(lines) <= BURST + PER_S * (anyio.current_time() - began)

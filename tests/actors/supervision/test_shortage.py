@@ -7,8 +7,8 @@ import pytest
 
 from actors.process.child import ChildProcess, SpawnFailed
 from actors.process.descriptors import NoDescriptors
-from actors.supervision.local import PASSING, is_shortage
 from actors.process.threads import NoThreads
+from actors.supervision.local import PASSING, is_shortage
 from actors.transport.endpoint import EndpointError, LocalEndpoint
 
 
