@@ -71,6 +71,7 @@ class JoinListener:
         self._allowed = WatchedList(allowed)
         self._tokens = tokens
         self._problems: Mapping[str, str] = {}
+        self._looked: tuple[Listed, Listed] | None = None
         self._recipient = recipient
         self._rejections = rejections
         self._limits = limits or JoinLimits()
@@ -140,7 +141,17 @@ class JoinListener:
         self._group.start_soon(connection.open, keys, dict(allowed), self._rate, self._limits)
 
     def _look(self) -> tuple[Listed, Listed]:
-        """Read who may join, and the tokens that can be used. New problems of both are logged."""
+        """Who may join, and the tokens that can be used: read once in a turn of the event loop, for a long list takes
+        milliseconds, and many peers may connect in one turn. New problems of both are logged."""
+        if self._looked is None:
+            self._looked = self._read()
+            asyncio.get_running_loop().call_soon(self._forget_look)
+        return self._looked
+
+    def _forget_look(self) -> None:
+        self._looked = None
+
+    def _read(self) -> tuple[Listed, Listed]:
         listed, tokens = self._allowed.look(), self._unused()
         refused = {**listed.refused, **tokens.refused}
         for file, problem in refused.items():
@@ -171,6 +182,7 @@ class JoinListener:
             JoinRequest("", connection.address, hello, link).decline(str(error))
             return None
         self._log.info("worker_enrolled", worker=name, address=connection.address, key=hello.key)
+        self._forget_look()
         self._close_revoked()
         return name
 
