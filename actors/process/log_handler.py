@@ -1,4 +1,4 @@
-"""Writes log lines to stderr, and never waits for whoever reads them: a pipe may be full, a terminal stopped (Ctrl-S).
+"""Writes log lines to stderr, and never waits for their reader: a pipe may be full, a terminal stopped (Ctrl-S).
 
 A log line is written on the event loop. If that waited for a reader that stands still, all streams would stand still.
 """
