@@ -141,8 +141,8 @@ class JoinListener:
         self._group.start_soon(connection.open, keys, dict(allowed), self._rate, self._limits)
 
     def _look(self) -> tuple[Listed, Listed]:
-        """Who may join, and the tokens that can be used: read once in a turn of the event loop, for a long list takes
-        milliseconds, and many peers may connect in one turn. New problems of both are logged."""
+        """Return who may join, and the tokens that can be used. Both are read once in a turn of the event loop: a long
+        list takes milliseconds, and many peers may connect in one turn. New problems are logged."""
         if self._looked is None:
             self._looked = self._read()
             asyncio.get_running_loop().call_soon(self._forget_look)
