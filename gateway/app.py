@@ -9,6 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from actors.actor import Ref
+from actors.transport.log_limit import LogLimit
 from gateway.admin.adapters.adapter_routes import AdapterRoutes
 from gateway.admin.adapters.adapter_sources import FetchAdapter
 from gateway.admin.endpoints import Admin, KeyAdmin
@@ -25,7 +26,6 @@ from gateway.http.access.auth import AuthMiddleware
 from gateway.http.access.gateways import TrustedGateways
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.error_handlers import ErrorHandlers
-from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
 from gateway.http.tls import Tls
 from gateway.images.loading import ImageLoader

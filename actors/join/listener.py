@@ -6,6 +6,7 @@ them, count failures, and close one connection alone. The link's socket is in a 
 
 import asyncio
 import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from actors.transport.endpoint import EndpointError, LocalEndpoint
 from actors.transport.join_tokens import JoinTokens
 from actors.transport.keys import KeyFileError, KeyPair, to_z85
 from actors.transport.link import CurveKeys, Link
+from actors.transport.log_limit import LogLimit
 from actors.transport.message import MAX_MESSAGE_BYTES
 from actors.transport.rate_limit import PeerRate
 from actors.transport.rejections import Rejection, Rejections
@@ -69,11 +71,13 @@ class JoinListener:
         self._allowed = WatchedList(allowed)
         self._tokens = tokens
         self._problems: Mapping[str, str] = {}
+        self._looked: tuple[Listed, Listed] | None = None
         self._recipient = recipient
         self._rejections = rejections
         self._limits = limits or JoinLimits()
         self._rate = rate or PeerRate()
         self._log = structlog.get_logger("join")
+        self._lines = LogLimit(time.monotonic)
         self._pending = PendingPeers(self._limits)
         self._connections: set[_RemoteConnection] = set()
         self._group: TaskGroup | None = None
@@ -137,7 +141,17 @@ class JoinListener:
         self._group.start_soon(connection.open, keys, dict(allowed), self._rate, self._limits)
 
     def _look(self) -> tuple[Listed, Listed]:
-        """Read who may join, and the tokens that can be used. New problems of both are logged."""
+        """Return who may join, and the tokens that can be used. Both are read once in a turn of the event loop: a long
+        list takes milliseconds, and many peers may connect in one turn. New problems are logged."""
+        if self._looked is None:
+            self._looked = self._read()
+            asyncio.get_running_loop().call_soon(self._forget_look)
+        return self._looked
+
+    def _forget_look(self) -> None:
+        self._looked = None
+
+    def _read(self) -> tuple[Listed, Listed]:
         listed, tokens = self._allowed.look(), self._unused()
         refused = {**listed.refused, **tokens.refused}
         for file, problem in refused.items():
@@ -168,6 +182,7 @@ class JoinListener:
             JoinRequest("", connection.address, hello, link).decline(str(error))
             return None
         self._log.info("worker_enrolled", worker=name, address=connection.address, key=hello.key)
+        self._forget_look()
         self._close_revoked()
         return name
 
@@ -176,7 +191,10 @@ class JoinListener:
         connection.accounted = True
         if why is not None:
             self._rejections.count(why)
-        self._log.info("connection_refused", address=connection.address, reason=text)
+        left_out = self._lines.take("" if why is None else why.value)
+        if left_out is not None:
+            more = {"left_out": left_out} if left_out else {}
+            self._log.info("connection_refused", address=connection.address, reason=text, **more)
         connection.abort()
 
     def failed(self, connection: "_RemoteConnection", why: Rejection) -> None:

@@ -23,6 +23,8 @@ class HealthFile(ServiceManager):
         super().__init__(environment)
         self._file = file
         self._written_at = -MARK_S
+        self._problem: str | None = None
+        """Why it was not written the last time."""
         file.unlink(missing_ok=True)
 
     def ready(self) -> None:
@@ -35,6 +37,8 @@ class HealthFile(ServiceManager):
             self._file.touch()
         except OSError as error:
             self._not_written(error)
+        else:
+            self._problem = None
 
     def stopping(self) -> None:
         super().stopping()
@@ -44,4 +48,7 @@ class HealthFile(ServiceManager):
             self._not_written(error)
 
     def _not_written(self, error: OSError) -> None:
-        _log.warning("health_file_not_written", file=str(self._file), problem=error.strerror)
+        """Log it, but not each second the same."""
+        if error.strerror != self._problem:
+            _log.warning("health_file_not_written", file=str(self._file), problem=error.strerror)
+        self._problem = error.strerror

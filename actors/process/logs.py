@@ -17,6 +17,8 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor
 
+from actors.process.log_handler import LogHandler
+
 MAX_FIELDS = 64
 """Fields of one worker line that are carried on; the rest are left out."""
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -51,7 +53,7 @@ def configure_logging(process: str, level: str, json: bool | None = None) -> Non
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LogHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(as_json)],

@@ -14,6 +14,7 @@ from actors.process.child import ChildProcess
 from actors.process.descriptors import NoDescriptors
 from actors.process.exit_cause import STOPPED, Origin, of_hang
 from actors.process.logs import forward
+from actors.process.threads import NoThreads
 from actors.supervision.life import Terms
 from actors.supervision.messages import Ended, Exited, Frames, LinkLost, Started
 from actors.supervision.peer import Report
@@ -33,9 +34,10 @@ worker runs native code on what a checkpoint and a client gave it."""
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """True if an error or its cause is a passing shortage: of disk space, processes, memory or descriptors."""
+    """True if an error or its cause is a passing shortage: of disk space, processes or threads, memory, or
+    descriptors."""
     while error is not None:
-        if isinstance(error, NoDescriptors) or getattr(error, "errno", None) in PASSING:
+        if isinstance(error, NoDescriptors | NoThreads) or getattr(error, "errno", None) in PASSING:
             return True
         error = error.__cause__
     return False

@@ -101,7 +101,11 @@ def is_of_this_user(connection: socket.socket) -> bool:
 
 
 def _default_folders() -> tuple[str, ...]:
-    return (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:
+        temporary = ""  # nothing can be written to any of its candidates now, as on full disks
+    return (os.environ.get("XDG_RUNTIME_DIR", ""), temporary, "/tmp")
 
 
 def sweep(folders: Iterable[str] | None = None) -> int:

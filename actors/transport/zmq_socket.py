@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from actors.process.descriptors import LINK, NoDescriptors, check_free
+from actors.process import descriptors, threads
 from actors.transport.curve_authentication import DOMAIN, Admission
 from actors.transport.endpoint import EndpointError, check_address
 from actors.transport.monitor import Monitor
@@ -44,8 +44,9 @@ class LinkSocket:
         """Raises `EndpointError`."""
         check_address(endpoint, secured=keys is not None and (bool(keys.allowed) or not bind))
         try:
-            check_free(LINK)
-        except NoDescriptors as error:
+            descriptors.check_free(descriptors.LINK)
+            threads.check_threads(threads.LINK)
+        except (descriptors.NoDescriptors, threads.NoThreads) as error:
             raise EndpointError(f"no socket can be made for {endpoint}: {error}") from error
         self._context = zmq.Context()
         # From the start, not at the close: a connection that ends before it, with messages that nobody takes, may keep

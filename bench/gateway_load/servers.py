@@ -18,13 +18,13 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from actors.process.logs import configure_logging
+from actors.transport.log_limit import LogLimit
 from bench.gateway_load.ticks import Ticks
 from cli.config.launch import worker_command
 from gateway.daemon import run_daemon
 from gateway.fleet.launch import WorkerLaunch
 from gateway.generation.delta import TextDelta
 from gateway.http.conventions import ConventionsByPath, HttpConventions
-from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
 from gateway.http.server import listen, serve
 from gateway.openai.answer import OpenAIAnswer

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import BinaryIO
 
 _BYTES = 4
 """Size of a number, which is written at once."""
@@ -24,9 +25,10 @@ class ConnectionCounts:
     @classmethod
     @contextmanager
     def made(cls, fronts: int) -> Iterator["ConnectionCounts"]:
-        """Those of so many fronts, in a file without a name."""
-        with tempfile.TemporaryFile() as file:
-            file.truncate(fronts * _BYTES)
+        """Those of so many fronts, in a file without a name. It is written before it is mapped: a page for which a disk
+        has no room later would end the process that writes to it (SIGBUS)."""
+        with _nameless_file() as file:
+            file.write(bytes(fronts * _BYTES))
             yield cls(file.fileno())
 
     def note(self, front: int, count: int) -> None:
@@ -36,3 +38,10 @@ class ConnectionCounts:
     def others(self, front: int) -> int:
         """Return the number of all the others."""
         return sum(self._numbers) - self._numbers[front]
+
+
+def _nameless_file() -> BinaryIO:
+    """A file in memory, or, where the system has none, in the folder for temporary files."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("baton-connections"), "wb", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)

@@ -8,6 +8,7 @@ from collections import deque
 import anyio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from actors.transport.log_limit import LogLimit
 from gateway.fronts.frames import (
     BODY_WINDOW,
     PART_BYTES,
@@ -26,7 +27,6 @@ from gateway.fronts.frames import (
 )
 from gateway.fronts.outbox import FrameOutbox
 from gateway.http.conventions import ConventionsByPath, HttpConventions
-from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecord, RequestRecords
 from gateway.openai.errors import OpenAIErrors
 

@@ -7,9 +7,9 @@ import structlog
 from starlette.routing import Route
 from starlette.types import Scope
 
+from actors.transport.log_limit import LogLimit
 from gateway.errors import RefusalCode
 from gateway.http.access.gateways import TrustedGateways
-from gateway.http.log_limit import LogLimit
 from gateway.tracing.traced_request import RequestTrace, RequestTraces
 from protocol.errors import ErrorCode
 

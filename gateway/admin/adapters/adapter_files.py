@@ -78,7 +78,7 @@ class AdapterFiles:
         try:
             target = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self._opened_root()))
         except OSError as error:
-            text = f"the adapter cannot be copied to {self._root or tempfile.gettempdir()}: {error.strerror}"
+            text = f"the adapter cannot be copied to {self._root or 'the folder for temporary files'}: {error.strerror}"
             raise AdapterPathRefused(text, unavailable=True) from error
 
         def opened(file: Path) -> BinaryIO:

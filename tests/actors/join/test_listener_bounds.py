@@ -6,13 +6,18 @@ import socket
 import struct
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import anyio
 import pytest
+import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actors.join.listener import JoinLimits
+from actors.transport.allow_list import AllowList
+from actors.transport.keys import make_key
+from actors.transport.log_limit import BURST, PER_S
 from actors.transport.rate_limit import PeerRate
 from protocol.codec import encode
 from tests.actors.join.entrance import GENEROUS, HELLO, WAIT_S, entrance, joined
@@ -163,3 +168,31 @@ async def test_garbage_is_rejected_and_disturbs_no_worker(tmp_path: Path) -> Non
         assert door.received == [[b"%d" % number] for number in range(1, said + 1)]
         assert set(door.rejected()) <= {"handshake", "silent"}
         assert door.rejected()
+
+
+async def test_a_flood_of_connections_is_no_flood_of_lines(tmp_path: Path) -> None:
+    began = anyio.current_time()
+    with structlog.testing.capture_logs() as logs:
+        async with entrance(tmp_path, replace(GENEROUS, attempts_per_s=0.001, attempts_at_once=1.0)) as door:
+            for _ in range(3 * BURST):
+                door.dial().close()
+            await door.until(lambda: door.rejected().get("rate") == 3 * BURST - 1)
+    lines = [each for each in logs if each["event"] == "connection_refused"]
+    assert BURST <= len(lines) <= BURST + PER_S * (anyio.current_time() - began)
+
+
+async def test_the_list_is_read_once_for_a_burst_of_connections(tmp_path: Path) -> None:
+    """1,024 files take 7 ms to look at. For each of 32 peers, that would hold the event loop for 0.2 s."""
+    async with entrance(tmp_path) as door:
+        await door.until(lambda: door.join._server is not None and door.join._server.is_serving())
+        with mock.patch.object(AllowList, "files", autospec=True, side_effect=AllowList.files) as looks:
+            dialled = [door.dial() for _ in range(8)]
+            await door.until(lambda: len(door.join._connections) == 8)
+        for each in dialled:
+            each.close()
+        assert looks.call_count < 4
+        late = make_key(tmp_path / "late")
+        door.listed.add("late", late.public_text)
+        async with door.connected(door.keys(late)) as client:
+            await client.link.send([encode(HELLO)])
+            await door.until(lambda: [each.name for each in door.requests] == ["late"])

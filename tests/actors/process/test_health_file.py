@@ -1,6 +1,7 @@
 """The health file: written while its process is ready, at most once a second, and removed at the end."""
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -37,17 +38,31 @@ def test_a_file_of_an_earlier_process_is_removed(tmp_path: Path) -> None:
         HealthFile({}, file)
 
 
-def test_a_file_that_cannot_be_written_is_logged(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_logged_once_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     folder = tmp_path / "folder"
-    folder.mkdir()
     made = HealthFile({}, folder / "health")
-    folder.rmdir()
-    folder.touch()
+
+    def ready() -> None:
+        made.ready()
+        now[0] += MARK_S
+
     with capture_logs() as logged:
-        made.ready()
-        made.ready()
+        ready()
+        ready()
+        folder.mkdir()
+        ready()
+        shutil.rmtree(folder)
+        ready()
+        folder.touch()
         made.stopping()
-    assert [(line["event"], line["problem"]) for line in logged] == [("health_file_not_written", "Not a directory")] * 2
+    problems = ["No such file or directory", "No such file or directory", "Not a directory"]
+    assert [(each["event"], each["problem"]) for each in logged] == [
+        ("health_file_not_written", problem) for problem in problems
+    ]
 
 
 def test_the_service_manager_is_notified_as_well(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from actors.process.child import ChildProcess, SpawnFailed
 from actors.process.descriptors import NoDescriptors
+from actors.process.threads import NoThreads
 from actors.supervision.local import PASSING, is_shortage
 from actors.transport.endpoint import EndpointError, LocalEndpoint
 
@@ -19,9 +20,10 @@ def test_an_error_of_the_system_or_one_raised_from_it(number: int) -> None:
     assert is_shortage(error.__cause__)
 
 
-def test_too_few_descriptors() -> None:
+@pytest.mark.parametrize("cause", [NoDescriptors, NoThreads])
+def test_too_few_descriptors_or_threads(cause: type[Exception]) -> None:
     error = EndpointError("no socket can be made")
-    error.__cause__ = NoDescriptors("fewer than 16 are left")
+    error.__cause__ = cause("fewer than 16 are left")
     assert is_shortage(error)
 
 

@@ -63,6 +63,17 @@ def test_path_length_at_the_edge(tmp_path: Path) -> None:
         short.rmdir()
 
 
+def test_without_a_temporary_folder_the_run_time_folder_is_used(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk, or where the root file system is read-only."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/proc/absent"])
+    with LocalEndpoint() as endpoint:
+        assert endpoint.path.parent.parent == root
+        assert sweep([str(root)]) == 0
+    assert find_endpoints("link") == []
+
+
 def test_no_folder_is_a_sentence() -> None:
     with pytest.raises(EndpointError, match="no folder can hold"):
         LocalEndpoint(["/does/not/exist"])

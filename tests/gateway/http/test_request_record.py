@@ -9,8 +9,8 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
+from actors.transport.log_limit import BURST, LogLimit
 from gateway.errors import STATUS, RefusalCode
-from gateway.http.log_limit import BURST, LogLimit
 from gateway.http.request_record import RequestRecords, record_of
 from gateway.tracing.traced_request import RequestTrace, TracedRequest
 from protocol.errors import ErrorCode

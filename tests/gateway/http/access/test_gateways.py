@@ -9,6 +9,7 @@ import anyio
 import httpx
 import pytest
 
+from actors.transport.log_limit import LogLimit
 from gateway.errors import RequestError
 from gateway.http.access.gateways import (
     FAIRNESS_HEADER,
@@ -16,7 +17,6 @@ from gateway.http.access.gateways import (
     OLD_FAIRNESS_HEADER,
     TrustedGateways,
 )
-from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
 from gateway.keys.record import KeyLimits, make_key, make_record
 from gateway.settings import GatewaySettings, GatewaySettingsError

@@ -6,9 +6,9 @@ import anyio
 import h11
 import pytest
 
+from actors.transport.log_limit import LogLimit
 from gateway.http.conventions import ConventionsByPath, HttpConventions
 from gateway.http.listener import Listener
-from gateway.http.log_limit import LogLimit
 from gateway.http.request_record import RequestRecords
 from gateway.http.server import listen, serve
 from gateway.openai.errors import OpenAIErrors

@@ -1,6 +1,6 @@
 """A flood of events is no flood of lines."""
 
-from gateway.http.log_limit import BURST, PER_S, LogLimit
+from actors.transport.log_limit import BURST, PER_S, LogLimit
 
 
 def test_a_burst_is_logged_and_the_rest_is_counted() -> None:
