@@ -1,9 +1,6 @@
 """`baton serve` over TLS as a process: its commands, a take-over, and files that are wrong."""
 
-import os
 import ssl
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import httpx
 import pytest
 import trustme
 
+from tests.cli.command_line import baton
 from tests.cli.commands.test_serve import SERVE, read_until, serving, url_of
 from tests.gateway.harness.certificates import CertificateFiles, write_certificate
 from tests.ports import port_for_later
@@ -20,11 +18,6 @@ AUTHORITY = trustme.CA()
 
 def flags(files: CertificateFiles) -> list[str]:
     return ["--tls-cert", str(files.cert), "--tls-key", str(files.key)]
-
-
-def baton(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "cli", *words]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=100)
 
 
 def test_the_commands_reach_a_server_over_tls(tmp_path: Path) -> None:
