@@ -93,10 +93,12 @@ def test_a_take_over_goes_on_with_the_certificate_of_the_new_server(tmp_path: Pa
         (["--tls-cert", "absent.crt", "--tls-key", "server.key"], "tls_cert: absent.crt cannot be read: No such file"),
     ],
 )
-def test_files_that_are_wrong_end_the_start(tmp_path: Path, words: list[str], message: str) -> None:
+def test_files_that_are_wrong_end_the_start(
+    tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name in ("server", "other"):
         write_certificate(tmp_path, AUTHORITY, name)
-    with serving([*SERVE, *words], cwd=tmp_path) as process:
-        stdout, stderr = process.communicate(timeout=100)
-    assert (process.returncode, stdout) == (1, "")
-    assert message in " ".join(stderr.split())
+    ended = baton(*SERVE[2:], *words)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert message in " ".join(ended.stderr.split())
