@@ -1,6 +1,7 @@
 """Loads the settings. Flags take precedence over BATON_* variables, which take precedence over a TOML file."""
 
 import difflib
+import functools
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -29,11 +30,8 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     given = {name: value for name, value in flags.items() if value is not None}
     file = config_file(config)
 
-    class Loaded(Settings):
-        model_config = SettingsConfigDict(toml_file=file)
-
     try:
-        settings = Loaded(**given)
+        settings = _read_from(file)(**given)
         sources = {name: _source(name, given, file) for name in settings.model_fields_set}
         _check_homes(settings, sources)
         return settings.from_sources(sources)
@@ -48,6 +46,17 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         raise InvalidSettings(f"{file} is nested too deeply") from error
     except OSError as error:
         raise InvalidSettings(f"{file} cannot be read: {error.strerror}") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _read_from(file: Path | None) -> type[Settings]:
+    """Make the settings that also come from a TOML file, which is read anew for each instance. pydantic takes 8 ms to
+    make such a class."""
+
+    class Loaded(Settings):
+        model_config = SettingsConfigDict(toml_file=file)
+
+    return Loaded
 
 
 def config_file(config: Path | None) -> Path | None:

@@ -21,6 +21,7 @@ from cli.commands.serve import log_level, run_server
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel
 from cli.config.settings import Settings
+from tests.cli.command_line import baton
 from tests.cli.pseudo_terminal import Terminal
 
 SERVE = ("-m", "cli", "serve", "--backend", "scripted", "--port", "0")
@@ -150,11 +151,10 @@ def test_a_port_in_use_is_a_command_error() -> None:
 
 
 def test_a_directory_without_a_model_is_a_command_error(tmp_path: Path) -> None:
-    with serving(["-m", "cli", "serve", str(tmp_path), "--port", "0"]) as process:
-        _, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 1
-    assert "config.json" in errors
-    assert "Traceback" not in errors
+    ended = baton("serve", str(tmp_path), "--port", "0")
+    assert ended.returncode == 1
+    assert "config.json" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_on_a_terminal_it_serves_and_ends_on_ctrl_c() -> None:

@@ -1,9 +1,6 @@
 """`baton serve` over TLS as a process: its commands, a take-over, and files that are wrong."""
 
-import os
 import ssl
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import httpx
 import pytest
 import trustme
 
+from tests.cli.command_line import baton
 from tests.cli.commands.test_serve import SERVE, read_until, serving, url_of
 from tests.gateway.harness.certificates import CertificateFiles, write_certificate
 from tests.ports import port_for_later
@@ -20,11 +18,6 @@ AUTHORITY = trustme.CA()
 
 def flags(files: CertificateFiles) -> list[str]:
     return ["--tls-cert", str(files.cert), "--tls-key", str(files.key)]
-
-
-def baton(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "cli", *words]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=100)
 
 
 def test_the_commands_reach_a_server_over_tls(tmp_path: Path) -> None:
@@ -100,10 +93,12 @@ def test_a_take_over_goes_on_with_the_certificate_of_the_new_server(tmp_path: Pa
         (["--tls-cert", "absent.crt", "--tls-key", "server.key"], "tls_cert: absent.crt cannot be read: No such file"),
     ],
 )
-def test_files_that_are_wrong_end_the_start(tmp_path: Path, words: list[str], message: str) -> None:
+def test_files_that_are_wrong_end_the_start(
+    tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for name in ("server", "other"):
         write_certificate(tmp_path, AUTHORITY, name)
-    with serving([*SERVE, *words], cwd=tmp_path) as process:
-        stdout, stderr = process.communicate(timeout=100)
-    assert (process.returncode, stdout) == (1, "")
-    assert message in " ".join(stderr.split())
+    ended = baton(*SERVE[2:], *words)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert message in " ".join(ended.stderr.split())

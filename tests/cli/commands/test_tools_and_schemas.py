@@ -1,4 +1,4 @@
-"""Tools, reasoning and JSON schemas in `baton chat` and `baton generate`, as processes on a pseudo-terminal."""
+"""Tools, reasoning and JSON schemas in `baton chat` on a pseudo-terminal, and in `baton generate`."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.command_line import baton
 from tests.cli.pseudo_terminal import Terminal
 from tests.cli.scripted_api import Delta, ScriptedApi, call, reasoning, text
 
@@ -48,8 +49,7 @@ def chat(api: ScriptedApi, environment: dict[str, str], *flags: str) -> Terminal
 
 
 def generate(api: ScriptedApi, *flags: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-P", "-m", "cli", "generate", "--url", api.url, "-p", "Hello", *flags]
-    return subprocess.run(words, capture_output=True, text=True, timeout=100)
+    return baton("generate", "--url", api.url, "-p", "Hello", *flags)
 
 
 def test_the_user_types_the_result_of_a_call(tools: str, environment: dict[str, str]) -> None:
@@ -165,8 +165,7 @@ def test_json_that_reaches_the_token_limit_is_an_error() -> None:
 
 
 def test_tools_need_the_chat_template(tools: str) -> None:
-    words = ["-m", "cli", "generate", "-p", "Hello", "--no-chat-template", "--tools", tools]
-    ended = subprocess.run([sys.executable, "-P", *words], capture_output=True, text=True, timeout=100)
+    ended = baton("generate", "-p", "Hello", "--no-chat-template", "--tools", tools)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "--tools: needs the chat template" in ended.stderr
 

@@ -1,13 +1,11 @@
 """`baton top` beside a real server: on a terminal, into a pipe, and without a server."""
 
-import os
-import subprocess
-import sys
 import threading
 
 import httpx
 import pytest
 
+from tests.cli.command_line import baton
 from tests.cli.commands.test_serve import SERVE, read_until, serving, url_of
 from tests.cli.pseudo_terminal import Terminal
 from tests.ports import port_for_later
@@ -40,14 +38,8 @@ def test_a_terminal_shows_the_server_until_the_user_ends_it() -> None:
 def test_a_pipe_gets_one_picture(keys: dict[str, str]) -> None:
     with serving(SERVE, keys) as server:
         url = url_of(read_until(server, "ready"))
-        done = subprocess.run(
-            [sys.executable, *TOP, "--url", url],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-            env={**os.environ, **keys},
-        )
+        done = baton("top", "--url", url, **keys)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Baton at {url}\n")
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["model", "scripted", "worker", "w0"]
     assert "\x1b" not in done.stdout
@@ -55,6 +47,6 @@ def test_a_pipe_gets_one_picture(keys: dict[str, str]) -> None:
 
 def test_without_a_server_it_says_so() -> None:
     url = f"http://127.0.0.1:{port_for_later()}"
-    done = subprocess.run([sys.executable, *TOP, "--url", url], capture_output=True, text=True, timeout=60)
+    done = baton("top", "--url", url)
     assert done.returncode == 1
     assert f"no server answers at {url}" in done.stderr

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from cli.client.administration import Administration
 from cli.commands.models.loaded import loaded_models
 from cli.config.errors import CommandFailed
 from cli.config.settings import Settings
+from tests.cli.command_line import baton
 from tests.cli.commands.test_serve import SERVE, read_until, serving, url_of
 from tests.ports import QuietHandler, port_for_later, serving_http
 
@@ -26,8 +26,7 @@ DESCRIBED = [
 
 
 def ps(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "cli", "ps", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return baton("ps", *words)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`baton run` as a process: on a running server, on one of its own, and with a model that is not here yet."""
+"""`baton run`: on a running server, on one of its own, and with a model that is not here yet."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ def test_a_missing_model_is_pulled_after_a_question(baton: Commands, variables: 
 def test_without_a_terminal_a_missing_model_is_pulled(baton: Commands, variables: dict[str, str]) -> None:
     ended = baton.run("run", "org/random", "Hello", "-n", "3", **SCRIPTED, **variables)
     assert (ended.returncode, len(ended.stdout), len([*baton.snapshots()])) == (0, 4, 1), ended.stderr
-    refused = baton.run("run", "org/none", "Hello", **variables)
+    refused = baton.invoke("run", "org/none", "Hello", **variables)
     assert (refused.returncode, refused.stderr.startswith("Error: not found: ")) == (1, True)
 
 
@@ -86,9 +86,9 @@ def test_a_running_server_that_serves_the_model_is_used(baton: Commands, variabl
     serve = [word for word in SERVE if word not in ("--port", "0")]
     with serving([*serve, "--name", "org/tiny"], baton.environment | variables | keys) as server:
         read_until(server, "ready")
-        used = baton.run("run", "org/tiny", "Hello", "-n", "3", **keys, **variables)
+        used = baton.invoke("run", "org/tiny", "Hello", "-n", "3", **keys, **variables)
         assert (used.returncode, len(used.stdout), [*baton.snapshots()]) == (0, 4, []), used.stderr
-        named = baton.run(
+        named = baton.invoke(
             *("run", "org/tiny", "Hello", "-n", "3", "--url", f"http://127.0.0.1:{variables['BATON_PORT']}"), **keys
         )
         assert named.returncode == 0, named.stderr
@@ -122,7 +122,7 @@ def test_engine_options_are_those_of_a_server_of_its_own(baton: Commands, variab
 
 
 def test_engine_options_do_not_go_with_a_server_of_the_user(baton: Commands) -> None:
-    refused = baton.run("run", "org/tiny", "Hello", "--context", "64", "--url", "http://127.0.0.1:9")
+    refused = baton.invoke("run", "org/tiny", "Hello", "--context", "64", "--url", "http://127.0.0.1:9")
     assert (refused.returncode, "--context: not with --url" in refused.stderr) == (2, True)
 
 
