@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from cli.config.foreign_words import COMMANDS, MODEL, flag_hint
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -20,17 +22,40 @@ def _without_types(parameters: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command."""
+    """A command. An error about a flag of another server names its own."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            self._add_hint(error, words)
+            raise
+
+    def _add_hint(self, error: Any, words: list[str]) -> None:
+        """Extend the error of an unknown flag, whose class is private in Typer."""
+        if not hasattr(error, "possibilities"):
+            return
+        known = {flag for parameter in self.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        if "model" in known:
+            known.add(MODEL)
+        if hint := flag_hint(words, error.option_name, known, serves="--max-batch-size" in known):
+            error.message, error.possibilities = f"No such option: {hint[0]}; {hint[1]}", None
 
 
 class Group(TyperGroup):
-    """A group of commands."""
+    """A group of commands. An error about a command of another program names that of `baton`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        if ctx.parent is None and args[0] not in self.commands and args[0] in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}; use {COMMANDS[args[0]]}")
+        return super().resolve_command(ctx, args)
 
 
 class App(typer.Typer):
