@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from gateway.errors import RequestError
@@ -18,7 +19,13 @@ def refuse_options(body: Struct, names: Iterable[str], neutral: NeutralValues, a
     for name in names:
         value = getattr(body, name)
         if value is not None and not any(_equal(value, each) for each in neutral[name]):
-            raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}{name}` is not supported", field=at + name)
+            raise RequestError(ErrorCode.UNSUPPORTED, unsupported(at + name, neutral[name]), field=at + name)
+
+
+def unsupported(path: str, neutral: Iterable[Any]) -> str:
+    """Return the sentence about an option at a path, with the values that are accepted."""
+    accepted = " or ".join(msgspec.json.encode(each).decode() for each in neutral)
+    return f"`{path}` is not supported; leave it out" + (f", or send {accepted}" if accepted else "")
 
 
 def _equal(value: Any, neutral: Any) -> bool:

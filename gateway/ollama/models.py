@@ -60,7 +60,7 @@ class OllamaModels:
 
     async def show(self, request: Request) -> Response:
         """`POST /api/show`. Raises `RequestError` for an unknown model."""
-        body = await small_body(request, OllamaShowBody, self._settings.body_timeout_s)
+        body = await small_body(request, OllamaShowBody, self._settings.body_timeout_s, curl_type=True)
         asked = body.model or body.name
         if not asked:
             raise invalid("model", "`model` is required")

@@ -4,8 +4,8 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from cli.config.foreign_words import COMMANDS, FLAGS, MODEL, REASONS
 from cli.main import app
+from cli.usage.foreign_words import COMMANDS, FLAGS, MODEL, REASONS
 
 
 @pytest.mark.parametrize(

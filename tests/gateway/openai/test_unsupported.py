@@ -41,6 +41,7 @@ def test_an_unsupported_option_is_refused_only_with_an_effective_value(call: Any
             continue
         error = refusal(call, **{name: asking})
         assert (error.status, error.field, error.code) == (400, PATHS.get(call, "") + name, "unsupported")
+        assert all(json.dumps(each, separators=(",", ":")) in str(error) for each in OPTIONS[name])
 
 
 def test_every_option_is_offered_somewhere() -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cli.config.foreign_words import COMMANDS, MODEL, flag_hint
+from cli.usage.foreign_words import COMMANDS, MODEL, flag_hint
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
