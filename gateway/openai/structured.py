@@ -163,5 +163,5 @@ def _choice(choices: tuple[str, ...], field: str) -> Grammar:
 
 def _lark(source: str, field: str) -> Grammar:
     if "::=" in source:
-        raise invalid(field, f"`{field}` must be a Lark grammar; it looks like GBNF, which is not supported")
+        raise invalid(field, f"`{field}` must be a Lark grammar; it looks like GBNF, which is not known here")
     return Grammar("lark", source, field)

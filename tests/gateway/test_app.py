@@ -103,6 +103,8 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/openai/v1/rerank", "did you mean /v1/rerank?"),
         ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
         ("/completion", "did you mean /v1/completions?"),
+        ("/slots", "/slots: not found; /admin/workers has the slots of each worker"),
+        ("/api/pull", "/api/pull: not found; models are managed by commands: `baton pull`, `baton list`, `baton rm`"),
         (f"/{'x' * 51}/v1/messages", "did you mean /v1/messages?"),
         (f"/{'x' * 52}/v1/messages", "not found"),
         ("/admin/keys/", "not found"),
