@@ -124,7 +124,8 @@ async def test_the_error_of_an_unknown_path_lists_the_routes(path: str, meant: s
     async with serving() as served:
         response = await served.client.post(path, json={})
     assert response.status_code == 404
-    assert response.json()["error"]["message"].endswith(meant)
+    error = response.json()["error"]
+    assert (error if path.startswith("/api/") else error["message"]).endswith(meant)
 
 
 async def test_health_follows_progress_and_not_existence() -> None:
