@@ -20,6 +20,8 @@ from cli.usage.foreign_words import COMMANDS, FLAGS, MODEL, REASONS
         ("serve --jinja", "--jinja; leave it out"),
         ("serve -tp 2", "-tp; a model is not split over devices"),
         ("generate -p hi --model x", "--model; use the argument MODEL"),
+        ("run x --verbose", "--verbose; use --stats"),
+        ("generate -p hi --temp 0", "--temp; use --temperature"),
         ("ps --port 8001", "--port; use --url"),
         ("admin workers --port 8001", "--port; use --url"),
         ("serve --prot 1", "No such option: --prot (Possible options: "),
@@ -41,7 +43,8 @@ def test_the_error_names_what_to_use_instead(words: str, message: str) -> None:
 def test_every_counterpart_is_a_flag_or_a_command() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     flags = {flag for each in commands["serve"].params for flag in (*each.opts, *each.secondary_opts)}
-    assert {each for found in FLAGS.values() for each in found} <= flags | {MODEL, "--url"}
+    others = {flag for name in ("chat", "generate", "run") for each in commands[name].params for flag in each.opts}
+    assert {each for found in FLAGS.values() for each in found} <= flags | others | {MODEL}
     assert not FLAGS.keys() & REASONS.keys()
     assert not REASONS.keys() & flags
     assert not COMMANDS.keys() & commands.keys()
