@@ -81,6 +81,9 @@ async def test_capabilities_are_those_that_all_ready_workers_have() -> None:
         assert await shown() == ["completion", "tools"]
         served.workers[1].change(ready=Ready(Capabilities(chat=True, tools=True, reasoning=True)))
         assert await shown() == ["completion", "tools", "thinking"]
+        for worker in served.workers:
+            worker.change(ready=Ready(Capabilities(infill=True)))
+        assert await shown() == ["completion", "insert"]
 
 
 async def test_a_model_without_a_worker_is_not_running() -> None:
