@@ -12,12 +12,12 @@ from cli.config.number import number_of
 from cli.config.options import IN_PROCESS, Json, switch, takes_settings
 from cli.config.panels.field import ENGINE, JOINING, LIMITS, MODEL, PLACEMENT, SERVER
 from cli.config.settings import Settings, of_panels
-from cli.config.typer_app import App
 from cli.declarations.chaos import chaos
 from cli.declarations.generation import chat, generate, score
 from cli.declarations.models import inspect, list_, ps, pull, rm
 from cli.declarations.models import run as run_model
 from cli.terminal.standard_streams import open_standard_streams
+from cli.usage.typer_app import App
 
 app = App(
     name="baton",

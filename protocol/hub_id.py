@@ -10,6 +10,8 @@ _REPO = re.compile(r"(?!.*(?:--|\.\.|\.git\Z))\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?"
 """As huggingface_hub has it, which names a folder `models--ORG--NAME`."""
 _QUANTIZATION = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
+_HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.ASCII)
+"""What Ollama writes before an id, and browsers before the path of a model's page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,9 @@ class HubId:
     @classmethod
     def parse(cls, text: str) -> "HubId | None":
         """Return the id that `ORG/NAME`, `ORG/NAME@REVISION` or, as in llama.cpp and Ollama, `ORG/NAME:QUANTIZATION`
-        is; None for anything else, such as a path."""
+        is, also with `hf.co/` or the hub's URL before it; None for anything else, such as a path."""
+        if hub := _HUB.match(text):
+            text = text[hub.end() :].removesuffix("/")
         name, at, revision = text.partition("@")
         repo, colon, quantization = name.partition(":")
         if colon and _QUANTIZATION.fullmatch(quantization) is None:
@@ -39,3 +43,15 @@ class HubId:
         if at and (len(revision) > MAX_REVISION or _REVISION.fullmatch(revision) is None or ".." in revision):
             return None
         return cls(repo, revision, quantization)
+
+
+def plain_name(text: str) -> str:
+    """Return a hub id without the hub's address, and any other text as it is."""
+    return str(HubId.parse(text) or text)
+
+
+def not_hub_id(text: str, subject: str = "") -> str:
+    """Return the sentence of an error about a text that is no hub id: what it would look like. `subject` stands for the
+    text, which is by default quoted."""
+    problem = f"{subject or repr(text)} is not a hub id like ORG/NAME, ORG/NAME@REVISION or ORG/NAME:Q4_K_M"
+    return problem if "/" in text else f"{problem}; names of Ollama's library are not known here"

@@ -138,14 +138,15 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "__main__": {"host", "load_options", "process"},
     },
     "cli": {
+        "usage": set(),
         "config": set(),
         "client": {"config"},
         "terminal": {"config", "client"},
         "chaos": {"config", "client"},
         "scaling": {"config", "client"},
-        "commands": {"config", "client", "terminal", "chaos", "scaling"},
-        "declarations": {"config", "client", "terminal", "commands"},
-        "main": {"config", "terminal", "commands", "declarations"},
+        "commands": {"usage", "config", "client", "terminal", "chaos", "scaling"},
+        "declarations": {"usage", "config", "client", "terminal", "commands"},
+        "main": {"usage", "config", "terminal", "commands", "declarations"},
         "__main__": {"main"},
     },
     "workers.iree": {

@@ -10,7 +10,7 @@ from cli.config.errors import CommandFailed
 from cli.config.number import number_of
 from cli.config.options import switch, takes_settings
 from cli.config.settings import Settings
-from cli.config.typer_app import App
+from cli.usage.typer_app import App
 
 if TYPE_CHECKING:
     from cli.client.administration import Administration

@@ -14,8 +14,8 @@ from cli.config.errors import CommandFailed, InvalidOption
 from cli.config.number import number_of
 from cli.config.options import Json, switch, takes_settings
 from cli.config.settings import Settings
-from cli.config.typer_app import App
 from cli.terminal.key_table import described, show_keys
+from cli.usage.typer_app import App
 from gateway.key_weights import Priority
 from gateway.keys.key_file import ApiKeysInvalid, KeyFile
 from gateway.keys.record import (

@@ -14,7 +14,7 @@ from cli.config.errors import CommandFailed
 from cli.config.number import number_of
 from cli.config.options import switch, takes_settings
 from cli.config.settings import Settings
-from cli.config.typer_app import App
+from cli.usage.typer_app import App
 
 app = App(
     help="Manage the keys with which a gateway and its workers on other machines authenticate each other. "

@@ -10,6 +10,7 @@ from cli.config.panels.lora import adapter_directories
 from cli.config.settings import Settings
 from models import builtin_path
 from protocol.bounds import MAX_NAME
+from protocol.hub_id import plain_name
 from workers.checkpoints.gguf.find import MMPROJ_AUTO, MMPROJ_NONE, SUFFIX
 from workers.checkpoints.gguf.gguf_file import SHARD
 from workers.errors import LoadRefused, name_source
@@ -196,6 +197,6 @@ def _own_name(model: str) -> str:
     """Return the name of a directory, of a GGUF file without its ending, or of a model of the hub."""
     path = Path(model).expanduser()
     if not path.exists():
-        return model
+        return plain_name(model)
     name = path.absolute().name if path.suffix == SUFFIX else path.resolve().name
     return SHARD.sub(r"\1", name).removesuffix(SUFFIX)

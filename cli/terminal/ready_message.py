@@ -8,6 +8,7 @@ from actors.supervision.worker import WorkerStatus
 from cli.client.server_url import base_url, socket_path
 from cli.config.settings import Settings
 from gateway.models.terms import ModelTerms
+from protocol.events import Capabilities
 
 
 class ReadyMessage:
@@ -66,7 +67,9 @@ class ReadyMessage:
             context = self._lines()
         elif hello and hello.context:
             context = [f"Context: {_context(hello.context, hello.model_context, hello.context_bound)}"]
-        chat = bool(ready and ready.capabilities.chat)
+        serves = ready.capabilities if ready else Capabilities()
+        if not serves.text:
+            context.append("It has no tokenizer: prompts and answers are token ids.")
         return "\n".join(
             [
                 f"Ready: {model} is served on {self._url}{where}",
@@ -74,10 +77,8 @@ class ReadyMessage:
                 "",
                 "Try it:",
                 "  "
-                + curl_line(
-                    self._url, model, chat=chat, key=bool(self._settings.api_key or self._settings.api_keys_file)
-                ),
-                *([f"Chat with it in a browser: {self._url}/"] if chat and not socket_path(self._url) else []),
+                + curl_line(self._url, model, serves, key=bool(self._settings.api_key or self._settings.api_keys_file)),
+                *([f"Chat with it in a browser: {self._url}/"] if serves.chat and not socket_path(self._url) else []),
                 "Stop it with Ctrl-C.",
             ]
         )
@@ -101,7 +102,7 @@ class ReadyMessage:
                 *self._lines(),
                 "",
                 "Try it:",
-                "  " + curl_line(self._url, models[0], chat=True, key=key),
+                "  " + curl_line(self._url, models[0], Capabilities(chat=True), key=key),
                 *([f"Chat in a browser: {self._url}/"] if not socket_path(self._url) else []),
                 "Stop it with Ctrl-C.",
             ]
@@ -120,16 +121,26 @@ def _context(context: int, model_context: int, bound: str) -> str:
     return f"{context} of the model's {model_context} tokens, {reasons.get(bound, bound)}"
 
 
-def curl_line(url: str, model: str, *, chat: bool, key: bool) -> str:
-    """Return a command that can be pasted into a shell."""
-    body: dict[str, object] = {"model": model}
-    if chat:
-        body["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
-    else:
-        body |= {"prompt": "The capital of France is", "max_tokens": 16}
-    body["temperature"] = 0
-    route = "chat/completions" if chat else "completions"
+def curl_line(url: str, model: str, serves: Capabilities, *, key: bool) -> str:
+    """Return a command that can be pasted into a shell: a request that a model with these capabilities answers."""
+    route, fields = _example(serves)
     headers = ["-H 'Content-Type: application/json'"] + ['-H "Authorization: Bearer $BATON_API_KEY"'] * key
     if path := socket_path(url):
         url = f"--unix-socket {shlex.quote(path)} http://localhost"
-    return f"curl {url}/v1/{route} {' '.join(headers)} -d {shlex.quote(json.dumps(body))}"
+    return f"curl {url}/v1/{route} {' '.join(headers)} -d {shlex.quote(json.dumps({'model': model} | fields))}"
+
+
+def _example(serves: Capabilities) -> tuple[str, dict[str, object]]:
+    """Return a route and the fields of a request."""
+    question, answer = "What is the capital of France?", "The capital of France is Paris."
+    if serves.generates and serves.chat:
+        return "chat/completions", {"messages": [{"role": "user", "content": question}], "temperature": 0}
+    if serves.generates:
+        ids = {"prompt": [1, 2, 3], "return_token_ids": True}
+        prompt = {"prompt": "The capital of France is"} if serves.text else ids
+        return "completions", prompt | {"max_tokens": 16, "temperature": 0}
+    if serves.label_names:
+        return "classify", {"input": answer}
+    if serves.vector_width:
+        return "embeddings", {"input": answer}
+    return "rerank", {"query": question, "documents": [answer, "Bread is baked."]}

@@ -36,6 +36,8 @@ class HttpConventions:
     """Headers, in lower case, that bear the id of the request in every response."""
     limit_headers: Callable[[Iterable[LimitState]], Sequence[tuple[bytes, bytes]]] = openai_headers
     """Writes the headers about the limits of an API key."""
+    curl_type: bool = False
+    """Clients may give a JSON body the type that curl has by default."""
 
     def named(self, request_id: str) -> list[tuple[bytes, bytes]]:
         """The headers of a response that bear the id of its request."""

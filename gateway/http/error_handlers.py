@@ -19,6 +19,22 @@ _LONGEST_TYPO = 64
 """Characters of a path to which a near one is searched."""
 _NEAR = 0.8
 """The least ratio of `difflib` between a path and the one that is suggested."""
+_COUNTERPARTS = {
+    **dict.fromkeys(
+        ("/api/blobs", "/api/copy", "/api/create", "/api/delete", "/api/pull", "/api/push"),
+        "models are managed by commands: `baton pull`, `baton list`, `baton rm`",
+    ),
+    "/generate": "/v1/completions continues a prompt",
+    "/infill": "/v1/completions has a field `suffix`",
+    "/is_sleeping": "/v1/models has the `state` of each model",
+    "/lora-adapters": "/v1/models lists adapters; requests name one as their `model`",
+    "/pooling": "/v1/embeddings computes vectors",
+    "/server_info": "/v1/models describes the models",
+    "/sleep": "/admin/models/{name}/unload unloads a model",
+    "/slots": "/admin/workers has the slots of each worker",
+    "/wake_up": "/admin/models/{name}/load loads a model",
+}
+"""What there is in place of routes of vLLM, llama.cpp and Ollama."""
 _UNROUTED = {404: RefusalCode.NOT_FOUND, 405: RefusalCode.METHOD_NOT_ALLOWED}
 
 
@@ -50,7 +66,9 @@ class ErrorHandlers:
             raise error
         text = f"{request.method} {request.scope['path'][:200]}: {HTTPStatus(error.status_code).phrase.lower()}"
         if error.status_code == HTTPStatus.NOT_FOUND:
-            if meant := _meant(request):
+            if counterpart := _COUNTERPARTS.get(request.scope["path"]):
+                text += f"; {counterpart}"
+            elif meant := _meant(request):
                 text += f"; did you mean {' or '.join(meant)}?"
             elif request.scope["path"] in (LOAD_ADAPTER, UNLOAD_ADAPTER):
                 text += "; to load adapters at run time, set `lora_dirs` or `allow_lora_repos`"

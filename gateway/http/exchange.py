@@ -14,6 +14,7 @@ from gateway.errors import RefusalCode, RequestError
 from gateway.http.access.credentials import presented_key
 from gateway.http.access.request_key import request_key
 from gateway.http.conventions import HttpConventions
+from gateway.http.json_body import check_json_type
 from gateway.http.request_record import record_of
 from gateway.settings import GatewaySettings
 
@@ -109,7 +110,6 @@ class HttpExchange:
     async def body(self, held: HeldBody) -> bytes:
         """Read the whole JSON body, and count its bytes in `held`. Raises `ClientGone`, and `RequestError` for another
         content type, a size over a bound or a slow client."""
-        kind = self._headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         bound = self._settings.max_body_bytes
         parts: list[bytes] = []
         size = 0
@@ -134,9 +134,7 @@ class HttpExchange:
             raise RequestError(RefusalCode.TIMEOUT, "the body did not arrive in time", headers=[CLOSE]) from error
         if problem is not None:
             raise problem
-        # A cross-site form can post text/plain without a preflight request, but not this type.
-        if kind != JSON:
-            raise RequestError(RefusalCode.UNSUPPORTED_MEDIA_TYPE, "the content-type must be application/json")
+        check_json_type(self._headers, curl_type=self.conventions.curl_type)
         return b"".join(parts)
 
     async def _parts(self) -> AsyncIterator[bytes]:

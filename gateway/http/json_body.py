@@ -46,6 +46,22 @@ class Hints:
 
 
 NO_HINTS = Hints()
+_CURL_TYPE = b"application/x-www-form-urlencoded"
+_PAGE_HEADERS = frozenset({b"origin", b"referer", b"sec-fetch-mode", b"sec-fetch-site"})
+"""Headers that browsers add to the requests of pages."""
+_NOT_JSON = "the content-type must be application/json; for curl, -H 'Content-Type: application/json'"
+
+
+def check_json_type(headers: Mapping[bytes, bytes], *, curl_type: bool = False) -> None:
+    """Raise `RequestError` unless the headers, whose names are in lower case, declare a JSON body.
+
+    A page of another origin can send other types without a preflight request. So with `curl_type` the type that curl
+    gives a body by default is accepted from programs alone.
+    """
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind == b"application/json" or (curl_type and kind == _CURL_TYPE and headers.keys().isdisjoint(_PAGE_HEADERS)):
+        return
+    raise RequestError(RefusalCode.UNSUPPORTED_MEDIA_TYPE, _NOT_JSON)
 
 
 def decode_body(decoder: "msgspec.json.Decoder[Body]", raw: bytes, hints: Hints = NO_HINTS) -> Body:

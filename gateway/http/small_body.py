@@ -8,18 +8,17 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.errors import RefusalCode, RequestError
-from gateway.http.json_body import decode_body
+from gateway.http.json_body import check_json_type, decode_body
 
 MAX_BODY_BYTES = 64 * 1024
 
 Body = TypeVar("Body", bound=Struct)
 
 
-async def small_body(request: Request, kind: type[Body], within_s: float) -> Body:
-    """Read a JSON object; an empty body is an empty object. Raises `RequestError`."""
-    # A page of another origin can send other types without a preflight request.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RequestError(RefusalCode.UNSUPPORTED_MEDIA_TYPE, "the content-type must be application/json")
+async def small_body(request: Request, kind: type[Body], within_s: float, *, curl_type: bool = False) -> Body:
+    """Read a JSON object; an empty body is an empty object. `curl_type`: as for `check_json_type`. Raises
+    `RequestError`."""
+    check_json_type(dict(request.headers.raw), curl_type=curl_type)
     body = bytearray()
     try:
         with anyio.fail_after(within_s):

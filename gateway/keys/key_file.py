@@ -141,6 +141,9 @@ class KeyFile:
         """The text of a regular file that only its owner and group can read. Raises `ApiKeysInvalid`."""
         try:
             raw = read_regular(path, MAX_FILE_BYTES, lambda status: _check(status, self.path))
+        except FileNotFoundError as error:
+            text = f"the file of API keys {self.path} cannot be read: {error.strerror}; `baton keys create` makes it"
+            raise ApiKeysInvalid(text) from error
         except OSError as error:
             raise ApiKeysInvalid(f"{self.path} cannot be read: {error.strerror}") from error
         try:

@@ -30,6 +30,7 @@ from protocol.request import (
     ChatInput,
     Grammar,
     ImagePlace,
+    InfillInput,
     Input,
     Limits,
     Message,
@@ -77,7 +78,14 @@ class OllamaDecoder:
         """Decode a body of `/api/generate`."""
         body = decode_body(self._generate, raw, HINTS)
         if not body.prompt:
+            if body.suffix:
+                raise invalid("suffix", "`suffix` goes with a `prompt`: the answer is between both")
             return self._loaded(body)
+        if body.suffix:
+            for name in ("raw", "system", "images", "think"):
+                if getattr(body, name):
+                    raise invalid(name, f"`{name}` and `suffix` exclude each other: there is no chat around the gap")
+            return self._decoded(body, InfillInput(body.prompt, body.suffix), len(raw))
         if body.raw:
             if body.system:
                 raise invalid("system", "`system` has no place in a `raw` prompt; write it into the prompt")

@@ -21,7 +21,7 @@ def ollama_dialect(router: Router, settings: GatewaySettings, models: Ref[Loader
     decoder = OllamaDecoder(router, settings, residence)
     vectors = OllamaEmbeddings(router, settings, residence)
     return Dialect(
-        conventions=HttpConventions(ERRORS),
+        conventions=HttpConventions(ERRORS, curl_type=True),
         generation={
             "/api/chat": decoder.chat,
             "/api/embed": vectors.embed,

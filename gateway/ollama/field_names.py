@@ -20,4 +20,4 @@ _SHARED = {each: f"options.{each}" for each in _OPTIONS} | {
     "repetition_penalty": "options.repeat_penalty",
 }
 CHAT = FieldNames(_SHARED | same_names("messages", "model", "tools") | {"prompt": "messages"})
-GENERATE = FieldNames(_SHARED | same_names("model", "prompt") | {"messages": "prompt"})
+GENERATE = FieldNames(_SHARED | same_names("model", "prompt", "suffix") | {"messages": "prompt"})

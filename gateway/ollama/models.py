@@ -60,7 +60,7 @@ class OllamaModels:
 
     async def show(self, request: Request) -> Response:
         """`POST /api/show`. Raises `RequestError` for an unknown model."""
-        body = await small_body(request, OllamaShowBody, self._settings.body_timeout_s)
+        body = await small_body(request, OllamaShowBody, self._settings.body_timeout_s, curl_type=True)
         asked = body.model or body.name
         if not asked:
             raise invalid("model", "`model` is required")
@@ -101,8 +101,9 @@ class OllamaModels:
         tools, thinking = known is not None and known.tools, known is not None and known.reasoning
         if known is not None and not known.generates:
             return ["embedding"]
-        images = known is not None and known.images
-        return ["completion", *["tools"] * tools, *["thinking"] * thinking, *["vision"] * images]
+        images, infill = known is not None and known.images, known is not None and known.infill
+        others = {"tools": tools, "insert": infill, "thinking": thinking, "vision": images}
+        return ["completion", *(name for name, has in others.items() if has)]
 
     def _model(self, name: str) -> dict[str, Any]:
         hellos = [handle.status.hello for handle in self._router.pool.of(self._router.models.canonical(name))]

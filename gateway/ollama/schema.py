@@ -141,16 +141,16 @@ class OllamaChatBody(_OllamaFields, forbid_unknown_fields=True, kw_only=True):
 
 
 class OllamaGenerateBody(_OllamaFields, forbid_unknown_fields=True, kw_only=True):
-    """`POST /api/generate`. A `raw` prompt is not rendered by the chat template. Without a prompt, it asks for the
-    model to be loaded."""
+    """`POST /api/generate`. A `raw` prompt is not rendered by the chat template, nor is one with a `suffix`, before
+    which the answer ends. Without a prompt, it asks for the model to be loaded."""
 
     prompt: Text = ""
+    suffix: Text | None = None
     system: Text | None = None
     raw: bool | None = None
     images: Images | None = None
     # Refused when they would change something: see `gateway.ollama.unsupported`.
     context: Any = None
-    suffix: Any = None
     template: Any = None
 
 

@@ -13,7 +13,6 @@ OPTIONS: NeutralValues = {
     "penalize_newline": (True,),
     "repeat_last_n": (-1,),
     "shift": (False,),
-    "suffix": ("",),
     "template": ("",),
     "tfs_z": (1,),
     "top_logprobs": (0,),

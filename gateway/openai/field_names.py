@@ -33,6 +33,8 @@ CHAT = _without("prompt_embeds", "suffix") | {"prompt": "messages"}
 COMPLETION = _without("thinking_token_budget", "tools") | {"messages": "prompt"}
 QUERY = FieldNames(same_names("messages", "prompt", "tokens", "tools"))
 """The names in queries for the tokens or the text of a prompt."""
+CONTENT = FieldNames({"prompt": "content", "messages": "content"})
+"""The names in such a query of a client of llama.cpp."""
 SCORE = FieldNames({"prompt": "prompt", "messages": "prompt", "prompt_logprobs": "prompt"})
 """The names in `/v1/score`."""
 

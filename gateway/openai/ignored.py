@@ -34,6 +34,8 @@ class IgnoredOptions(UnsupportedOptions, kw_only=True):
     ttl: float | None = None
     n_keep: int | None = None
     n_discard: int | None = None
+    # vLLM's choice of the library that follows a grammar, of which there is one here.
+    guided_decoding_backend: Label | None = None
     # Details of options that are refused unless they are off: see `gateway.openai.unsupported`.
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from gateway.errors import RequestError, invalid
 from gateway.generation.grammar import bounded, json_schema_grammar
+from gateway.generation.unsupported_options import unsupported
 from gateway.openai.ignored import IgnoredOptions
 from protocol.bounds import MAX_GRAMMAR
 from protocol.errors import ErrorCode
@@ -128,7 +129,8 @@ def _structured_outputs(given: StructuredOutputs) -> Iterator[Grammar]:
     at = "structured_outputs"
     for name in _REFUSED:
         if getattr(given, name) not in (None, False):
-            raise RequestError(ErrorCode.UNSUPPORTED, f"`{at}.{name}` is not supported", field=f"{at}.{name}")
+            field = f"{at}.{name}"
+            raise RequestError(ErrorCode.UNSUPPORTED, unsupported(field, [False]), field=field)
     found: list[Grammar] = []
     if given.json is not None:
         found.append(_json(given.json, f"{at}.json"))
@@ -161,5 +163,5 @@ def _choice(choices: tuple[str, ...], field: str) -> Grammar:
 
 def _lark(source: str, field: str) -> Grammar:
     if "::=" in source:
-        raise invalid(field, f"`{field}` must be a Lark grammar; it looks like GBNF, which is not supported")
+        raise invalid(field, f"`{field}` must be a Lark grammar; it looks like GBNF, which is not known here")
     return Grammar("lark", source, field)

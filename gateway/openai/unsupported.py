@@ -66,6 +66,18 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 """The values of each option that change nothing, besides `null`."""
 
+COUNTERPARTS = {
+    "format": "send `response_format`",
+    "function_call": "send `tool_choice`",
+    "functions": "send `tools`",
+    "grammar": "GBNF is not known here: send a grammar in Lark's format as `guided_grammar`",
+    "n_probs": "send `logprobs`",
+    "options": "send its fields in the body itself",
+    "return_tokens": "send `return_token_ids`",
+    "think": "send `enable_thinking`",
+}
+"""What a request may send in place of an option."""
+
 
 class UnsupportedOptions(Struct, kw_only=True):
     """The options of this kind that both endpoints accept."""
@@ -120,4 +132,4 @@ def options_of(body: type[Struct]) -> tuple[str, ...]:
 
 def refuse_set(body: Struct, at: str = "") -> None:
     """Raise `RequestError` for the first option of `OPTIONS` that `body` sets. `at` is the path before its name."""
-    refuse_options(body, options_of(type(body)), OPTIONS, at)
+    refuse_options(body, options_of(type(body)), OPTIONS, at, COUNTERPARTS)

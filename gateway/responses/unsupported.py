@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from gateway.errors import RequestError, invalid
+from gateway.generation.unsupported_options import unsupported
 from protocol.errors import ErrorCode
 
 RESPONSES_OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -41,7 +42,7 @@ def refuse_options(body: Struct, at: str = "") -> None:
     for attribute, name in _options_of(type(body)):
         value = getattr(body, attribute)
         if value is not None and value not in RESPONSES_OPTIONS[name]:
-            raise _unsupported(f"{at}{name}", f"`{at}{name}` is not supported")
+            raise _unsupported(f"{at}{name}", unsupported(f"{at}{name}", RESPONSES_OPTIONS[name]))
 
 
 @cache

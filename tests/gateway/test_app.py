@@ -103,6 +103,8 @@ async def test_what_is_not_there_is_an_error_object(method: str, path: str, stat
         ("/openai/v1/rerank", "did you mean /v1/rerank?"),
         ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
         ("/completion", "did you mean /v1/completions?"),
+        ("/slots", "/slots: not found; /admin/workers has the slots of each worker"),
+        ("/api/pull", "/api/pull: not found; models are managed by commands: `baton pull`, `baton list`, `baton rm`"),
         (f"/{'x' * 51}/v1/messages", "did you mean /v1/messages?"),
         (f"/{'x' * 52}/v1/messages", "not found"),
         ("/admin/keys/", "not found"),
@@ -122,7 +124,8 @@ async def test_the_error_of_an_unknown_path_lists_the_routes(path: str, meant: s
     async with serving() as served:
         response = await served.client.post(path, json={})
     assert response.status_code == 404
-    assert response.json()["error"]["message"].endswith(meant)
+    error = response.json()["error"]
+    assert (error if path.startswith("/api/") else error["message"]).endswith(meant)
 
 
 async def test_health_follows_progress_and_not_existence() -> None:

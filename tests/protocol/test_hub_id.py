@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.hub_id import MAX_REPO, MAX_REVISION, HubId
+from protocol.hub_id import MAX_REPO, MAX_REVISION, HubId, not_hub_id, plain_name
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,26 @@ def test_an_id_is_a_repository_and_a_revision(text: str, expected: HubId) -> Non
 
 
 @pytest.mark.parametrize(
+    "prefix", ["hf.co/", "huggingface.co/", "https://huggingface.co/", "http://www.huggingface.co/", "https://hf.co/"]
+)
+def test_the_address_of_the_hub_may_come_before_an_id(prefix: str) -> None:
+    assert HubId.parse(f"{prefix}org/name:Q4_K_M") == HubId("org/name", "", "Q4_K_M")
+    assert HubId.parse(f"{prefix}org/name/") == HubId("org/name")
+    assert HubId.parse(f"{prefix}org") is None
+    assert plain_name(f"{prefix}org/name") == "org/name"
+    assert plain_name(f"{prefix}org") == f"{prefix}org"
+
+
+def test_the_error_about_a_bare_name_speaks_of_ollama() -> None:
+    assert not_hub_id("llama3.2").startswith("'llama3.2' is not a hub id like ORG/NAME,")
+    assert not_hub_id("llama3.2").endswith("; names of Ollama's library are not known here")
+    assert not_hub_id("./x", "it") == "it is not a hub id like ORG/NAME, ORG/NAME@REVISION or ORG/NAME:Q4_K_M"
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        *("https://example.com/org/name", "hf.co/a/b/c", "hf.co.evil/a/b", "hf.co//a/b", "hf.co/hf.co/a/b"),
         *("", "name", "a/b/c", "/a", "a/", "./a", "~/a", "a/..", "a/b..c", "a b/c", "org/näme", "org/name\n"),
         *("a--b/c", "a/b--c", "a/b.", "a-/b", "a/b.git", "a/b.git@v1"),  # which huggingface_hub refuses
         *("o/n@", "o/n@../x", "o/n@/etc", "o/n@a b", "o/n@-x"),

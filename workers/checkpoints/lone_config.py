@@ -78,7 +78,7 @@ class LoneConfig:
         if requested == 1:
             raise LoadRefused("context: 1 token leaves no room for an answer, take 2 or more")
         if requested > self.max_positions:
-            problem = f"is {self.max_positions}, less than the context of {requested} tokens that was asked for"
+            problem = f"is {self.max_positions}, less than the context of {requested} tokens: lower --context"
             raise CheckpointError("config.json", POSITIONS[0], problem)
         return requested or min(self.max_positions, DEFAULT_CONTEXT)
 

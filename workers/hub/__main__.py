@@ -12,7 +12,7 @@ import sys
 
 from actors.process.logs import configure_logging
 from actors.process.parent_death import ParentWatch
-from protocol.hub_id import HubId
+from protocol.hub_id import HubId, not_hub_id
 from workers.errors import LoadRefused
 from workers.hub.adapter import AdapterDownload
 from workers.hub.download import Download
@@ -25,8 +25,7 @@ def main(name: str, kind: str = "model") -> None:
     ParentWatch(_end, kill=_end).start()
     model = HubId.parse(name)
     if model is None:
-        problem = f"{name!r} is not a hub id like ORG/NAME, ORG/NAME@REVISION or ORG/NAME:Q4_K_M"
-        _print({"problem": problem, "cause": ""})
+        _print({"problem": not_hub_id(name), "cause": ""})
         return
     try:
         download = AdapterDownload(model) if kind == "adapter" else Download(model)

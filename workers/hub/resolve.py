@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from protocol.hub_id import HubId
+from protocol.hub_id import HubId, not_hub_id
 from workers.checkpoints.checkpoint import CheckpointError
 from workers.checkpoints.gguf.find import SUFFIX
 from workers.checkpoints.json_files import A_MODEL
@@ -58,9 +58,6 @@ def hub_id(path_or_hub_id: str) -> HubId | None:
     model = HubId.parse(path_or_hub_id)
     if model is None:
         raise CheckpointError(
-            path_or_hub_id,
-            "",
-            "there is no such directory or GGUF file, and it is not a hub id like ORG/NAME, ORG/NAME@REVISION or "
-            "ORG/NAME:Q4_K_M",
+            path_or_hub_id, "", f"there is no such directory or GGUF file, and {not_hub_id(path_or_hub_id, 'it')}"
         )
     return model

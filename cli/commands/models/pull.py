@@ -12,7 +12,7 @@ from cli.config.model import ChosenModel, worker_spec
 from cli.config.settings import Settings
 from cli.terminal.byte_size import size
 from cli.terminal.download_bar import download_bar
-from protocol.hub_id import HubId
+from protocol.hub_id import HubId, not_hub_id
 from workers.errors import LoadRefused
 from workers.hub.download import Download, Plan
 from workers.inspection.servable import Servable
@@ -44,7 +44,7 @@ def hub_model(name: str) -> HubId:
     """Return the hub id that an argument is. Raises `InvalidOption`."""
     model = HubId.parse(name)
     if model is None:
-        raise InvalidOption(f"MODEL: {name!r} is not a hub id like ORG/NAME, ORG/NAME@REVISION or ORG/NAME:Q4_K_M")
+        raise InvalidOption(f"MODEL: {not_hub_id(name)}")
     return model
 
 

@@ -25,7 +25,7 @@ from cli.config.panels.field import ENGINE, JOINING, LIMITS, MODEL, SERVER
 from cli.config.settings import Settings, of_panels
 from cli.terminal.byte_size import size
 from cli.terminal.conversation import Conversation
-from protocol.hub_id import HubId
+from protocol.hub_id import HubId, plain_name
 from protocol.request import Limits, Sampling
 from workers.errors import LoadRefused
 from workers.hub.download import Download
@@ -61,10 +61,10 @@ def opened(settings: Settings, url: str | None, *, own: bool) -> Iterator[ModelC
     """Connect to the server at `url`; by default to the one of the settings if it serves the model, or else to one that
     is started for this block."""
     if url is not None:
-        with closing(RemoteClient.connect(url, settings.api_key, settings.model)) as client:
+        with closing(RemoteClient.connect(url, settings.api_key, plain_name(settings.model))) as client:
             yield client
         return
-    name = settings.name or settings.model or BUILTIN_NAME
+    name = settings.name or plain_name(settings.model) or BUILTIN_NAME
     if not own and name in served_models(settings):
         with closing(RemoteClient.connect(url_of(settings), settings.api_key, name)) as client:
             yield client

@@ -5,12 +5,16 @@ import shlex
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from actors.supervision.worker import WorkerState, WorkerStatus
 from cli.config.settings import Settings
 from cli.terminal.ready_message import ReadyMessage, curl_line
 from gateway.models.terms import ModelTerms
-from protocol.events import Gauges, Hello
+from protocol.events import Capabilities, Gauges, Hello, Ready
+
+CHAT = Capabilities(chat=True)
+FACT = "The capital of France is Paris."
 
 
 def ready_worker(hello: Hello | None = None) -> WorkerStatus:
@@ -20,17 +24,35 @@ def ready_worker(hello: Hello | None = None) -> WorkerStatus:
     )
 
 
-@pytest.mark.parametrize("chat", [True, False])
-def test_the_curl_line_survives_the_shell(chat: bool) -> None:
-    words = shlex.split(curl_line("http://h:1", "it's a model", chat=chat, key=False))
-    assert words[:2] == ["curl", f"http://h:1/v1/{'chat/' if chat else ''}completions"]
+@pytest.mark.parametrize(
+    ("serves", "route", "field", "value"),
+    [
+        (CHAT, "chat/completions", "messages", [{"role": "user", "content": "What is the capital of France?"}]),
+        (Capabilities(), "completions", "prompt", "The capital of France is"),
+        (Capabilities(text=False), "completions", "prompt", [1, 2, 3]),
+        (Capabilities(generates=False, vector_width=8, pairs=True), "embeddings", "input", FACT),
+        (Capabilities(generates=False, labels=2, label_names=("a", "b")), "classify", "input", FACT),
+        (Capabilities(generates=False, labels=1, pairs=True), "rerank", "documents", [FACT, "Bread is baked."]),
+    ],
+    ids=["chat", "text", "tokens", "embeddings", "labels", "pairs"],
+)
+def test_the_curl_line_survives_the_shell(serves: Capabilities, route: str, field: str, value: object) -> None:
+    words = shlex.split(curl_line("http://h:1", "it's a model", serves, key=False))
+    assert words[:2] == ["curl", f"http://h:1/v1/{route}"]
     body = json.loads(words[words.index("-d") + 1])
-    assert body["model"] == "it's a model"
-    assert ("messages" in body) == chat
+    assert (body["model"], body[field]) == ("it's a model", value)
 
 
 def test_the_curl_line_names_the_key_without_showing_it() -> None:
-    assert '-H "Authorization: Bearer $BATON_API_KEY"' in curl_line("http://h:1", "m", chat=True, key=True)
+    assert '-H "Authorization: Bearer $BATON_API_KEY"' in curl_line("http://h:1", "m", CHAT, key=True)
+
+
+def test_the_message_says_that_there_is_no_tokenizer() -> None:
+    ready_message = ReadyMessage(Settings(port=0))
+    ready_message.listening("127.0.0.1", 4711)
+    status = replace(ready_worker(), ready=Ready(Capabilities(text=False)))
+    assert "It has no tokenizer: prompts and answers are token ids." in ready_message.text(status)
+    assert "tokenizer" not in ready_message.text(replace(status, ready=Ready(CHAT)))
 
 
 @pytest.mark.parametrize(
@@ -79,6 +101,6 @@ def test_the_message_is_empty_until_the_gateway_listens() -> None:
 
 
 def test_the_curl_line_reaches_a_unix_socket() -> None:
-    assert curl_line("unix:/run/b.sock", "m", chat=False, key=False).startswith(
+    assert curl_line("unix:/run/b.sock", "m", Capabilities(), key=False).startswith(
         "curl --unix-socket /run/b.sock http://localhost/v1/completions "
     )

@@ -38,7 +38,7 @@ DIALECTS: dict[str, tuple[FieldNames, type[Struct], dict[str, Any]]] = {
     "/api/chat": (OLLAMA_CHAT, OllamaChatBody, TALK),
     "/api/generate": (OLLAMA_GENERATE, OllamaGenerateBody, TEXT),
 }
-REFUSED = {("/api/chat", "logprobs"), ("/api/generate", "logprobs"), ("/api/generate", "suffix")}
+REFUSED = {("/api/chat", "logprobs"), ("/api/generate", "logprobs")}
 """Fields of a body that are refused, so that no worker gets them."""
 pytestmark = pytest.mark.anyio
 

@@ -163,7 +163,11 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 
 def test_what_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
-    for name, words in {"pipe": "not a regular file", ".": "not a regular file", "absent": "cannot be read"}.items():
+    for name, words in {
+        "pipe": "not a regular file",
+        ".": "not a regular file",
+        "absent": "; `baton keys create` makes it",
+    }.items():
         with pytest.raises(ApiKeysInvalid, match=words):
             ApiKeys(GatewaySettings(api_keys_file=str(tmp_path / name)))
 

@@ -17,7 +17,7 @@ from gateway.ollama.unsupported import OPTIONS
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
 from gateway.streaming.dialect import AnsweredAtOnce, Decoded
-from protocol.request import ChatInput, Grammar, Message, Sampling, TemplateOptions, TextInput, ToolCall
+from protocol.request import ChatInput, Grammar, InfillInput, Message, Sampling, TemplateOptions, TextInput, ToolCall
 from tests.gateway.harness.fakes import FakeWorker
 from tests.gateway.ollama.scenarios import CHAT, GENERATE
 
@@ -62,6 +62,8 @@ async def test_the_smallest_bodies(decoder: OllamaDecoder) -> None:
     assert isinstance(made, ChatInput)
     assert made.messages == (Message("system", "be brief"), Message("user", "hi"))
     assert generate(decoder, raw=True).input == TextInput("hi")
+    assert generate(decoder, suffix="!").input == InfillInput("hi", "!")
+    assert isinstance(generate(decoder, suffix="").input, ChatInput)
 
 
 async def test_a_name_may_have_the_tag_that_clients_add(decoder: OllamaDecoder) -> None:
@@ -191,7 +193,10 @@ CHAT_BAD: list[tuple[dict[str, Any], str]] = [
 ]
 GENERATE_BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "", "suffix": "x"}, "suffix"),
-    ({"suffix": "x"}, "suffix"),
+    ({"suffix": "x", "raw": True}, "raw"),
+    ({"suffix": "x", "system": "x"}, "system"),
+    ({"suffix": "x", "images": ["aGk="]}, "images"),
+    ({"suffix": "x", "think": True}, "think"),
     ({"template": "{{ .Prompt }}"}, "template"),
     ({"context": [1, 2]}, "context"),
     ({"images": ["aGk="], "raw": True}, "images"),

@@ -48,6 +48,27 @@ async def test_the_key_is_a_bearer_token() -> None:
     assert [model["name"] for model in listed.json()["models"]] == ["tiny"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "same-origin"}, 415),
+        ({"referer": "http://localhost/"}, 415),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": ""}, 415),
+    ],
+    ids=str,
+)
+async def test_the_type_that_curl_sends_is_taken_from_programs_alone(headers: dict[str, str], status: int) -> None:
+    sent = {"content-type": "application/x-www-form-urlencoded", **headers}
+    async with serving() as served:
+        show = await served.client.post("/api/show", content=b'{"model": "tiny"}', headers=sent)
+        loaded = await served.client.post("/api/generate", content=b'{"model": "tiny"}', headers=sent)
+        strict = await served.client.post("/v1/completions", content=b'{"model": "tiny"}', headers=sent)
+    assert (show.status_code, loaded.status_code, strict.status_code) == (status, status, 415)
+    assert "curl, -H 'Content-Type: application/json'" in strict.text
+
+
 async def test_capabilities_are_those_that_all_ready_workers_have() -> None:
     async def shown() -> object:
         return (await served.client.post("/api/show", json={"model": "tiny"})).json()["capabilities"]
@@ -60,6 +81,9 @@ async def test_capabilities_are_those_that_all_ready_workers_have() -> None:
         assert await shown() == ["completion", "tools"]
         served.workers[1].change(ready=Ready(Capabilities(chat=True, tools=True, reasoning=True)))
         assert await shown() == ["completion", "tools", "thinking"]
+        for worker in served.workers:
+            worker.change(ready=Ready(Capabilities(infill=True)))
+        assert await shown() == ["completion", "insert"]
 
 
 async def test_a_model_without_a_worker_is_not_running() -> None:

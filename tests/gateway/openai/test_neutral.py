@@ -28,6 +28,7 @@ IGNORED: dict[str, list[Any]] = {
     "mirostat_eta": [0.1],
     "dynatemp_exponent": [1],
     "smoothing_curve": [1],
+    "guided_decoding_backend": ["xgrammar"],
     "length_penalty": [1],
     "early_stopping": [False],
     "spaces_between_special_tokens": [True, False],

@@ -46,6 +46,15 @@ async def test_a_prompt_is_tokenized(given: bool | None, special: bool) -> None:
     assert connection.body == b'{"count":2,"max_model_len":128,"tokens":[104,105],"token_strs":null}'
 
 
+@pytest.mark.parametrize(("given", "special"), [(None, False), (True, True), (False, False)])
+async def test_content_is_tokenized_as_by_llama_cpp(given: bool | None, special: bool) -> None:
+    body = {"content": "hi", "add_special": given, "with_pieces": False, "parse_special": True}
+    async with site() as made:
+        query, connection = await asked(made, "/tokenize", body, Tokenized(0, 2, (104, 105)))
+    assert (query.input, query.want, query.special) == (TextInput("hi"), "tokens", special)
+    assert connection.status == 200
+
+
 async def test_messages_are_tokenized_by_the_only_model() -> None:
     body = {"messages": CHAT, "add_generation_prompt": True, "chat_template_kwargs": {"enable_thinking": False}}
     async with site() as made:
@@ -60,7 +69,7 @@ async def test_tokens_become_text() -> None:
     async with site() as made:
         query, connection = await asked(made, "/detokenize", {"tokens": [104, 105]}, Tokenized(0, text="hi"))
     assert (query.input, query.want) == (TokensInput((104, 105)), "text")
-    assert connection.body == b'{"prompt":"hi"}'
+    assert connection.body == b'{"prompt":"hi","content":"hi"}'
 
 
 async def test_messages_are_rendered() -> None:
@@ -87,7 +96,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens"),
     ("/tokenize", {"messages": CHAT, "add_generation_prompt": False}, "add_generation_prompt"),
     ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
-    ("/tokenize", {"content": "x"}, "content"),
+    ("/tokenize", {"content": "x", "prompt": "x"}, "prompt"),
+    ("/tokenize", {"content": "x", "add_special_tokens": True}, "add_special_tokens"),
+    ("/tokenize", {"prompt": "x", "add_special": True}, "add_special"),
+    ("/tokenize", {"messages": CHAT, "add_special": True}, "add_special"),
+    ("/tokenize", {"content": "x", "with_pieces": True}, "with_pieces"),
     ("/detokenize", {"tokens": "x"}, "tokens"),
     ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
     ("/apply-template", {"messages": CHAT, "chat_template": "x"}, "chat_template"),
@@ -123,7 +136,7 @@ class TestRealWorkers:
             back = (await real.client.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
             prompt = (await real.client.post("/apply-template", json={"messages": CHAT})).json()
             chat = (await real.client.post("/tokenize", json={"messages": CHAT})).json()
-        assert (tokens["count"], back) == (len(text.encode()), {"prompt": text})
+        assert (tokens["count"], back) == (len(text.encode()), {"prompt": text, "content": text})
         assert prompt == {"prompt": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"}
         assert chat["count"] == len(prompt["prompt"])
 

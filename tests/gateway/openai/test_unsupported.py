@@ -1,13 +1,14 @@
 """Options that Baton lacks are taken where they ask for nothing, and refused by name where they do."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from gateway.generation.request import GenerationRequest
 from gateway.openai.schema import ChatBody, ChatMessage, CompletionBody, StreamOptions
-from gateway.openai.unsupported import OPTIONS, options_of
+from gateway.openai.unsupported import COUNTERPARTS, OPTIONS, options_of
 from tests.gateway.openai.bodies import chat, completion, message, refusal
 
 
@@ -41,10 +42,15 @@ def test_an_unsupported_option_is_refused_only_with_an_effective_value(call: Any
             continue
         error = refusal(call, **{name: asking})
         assert (error.status, error.field, error.code) == (400, PATHS.get(call, "") + name, "unsupported")
+        accepted = [json.dumps(each, separators=(",", ":")) for each in OPTIONS[name]]
+        assert all(each in str(error) for each in ([COUNTERPARTS[name]] if name in COUNTERPARTS else accepted))
 
 
 def test_every_option_is_offered_somewhere() -> None:
     assert {name for _, name in OFFERED} == set(OPTIONS)
+    assert COUNTERPARTS.keys() <= OPTIONS.keys()
+    named = {name for text in COUNTERPARTS.values() for name in re.findall(r"`(\w+)`", text)}
+    assert named <= {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__} - OPTIONS.keys()
 
 
 @pytest.mark.parametrize("value", [1, 1.0])

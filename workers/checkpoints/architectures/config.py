@@ -310,7 +310,7 @@ class ModelConfig:
         if not requested:
             return min(self.max_positions, DEFAULT_CONTEXT)
         if requested > self.max_positions:
-            problem = f"is {self.max_positions}, less than the context of {requested} tokens that was asked for"
+            problem = f"is {self.max_positions}, less than the context of {requested} tokens: lower --context"
             raise CheckpointError("config.json", "max_position_embeddings", problem)
         return requested
 

@@ -105,7 +105,7 @@ class EncoderConfig:
         """Return the tokens of the longest sequence that is taken: `requested`, or for 0 what the model was trained
         for. Raises `CheckpointError` when the model has fewer positions."""
         if requested > self.max_positions:
-            problem = f"is {self.max_positions}, less than the context of {requested} tokens that was asked for"
+            problem = f"is {self.max_positions}, less than the context of {requested} tokens: lower --context"
             raise CheckpointError("config.json", "max_position_embeddings", problem)
         return requested or self.max_positions
 

@@ -1,0 +1,1 @@
+"""The classes of commands, and hints about flags that they do not have."""
