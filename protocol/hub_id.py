@@ -11,7 +11,7 @@ _REPO = re.compile(r"(?!.*(?:--|\.\.|\.git\Z))\w(?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?"
 _QUANTIZATION = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.ASCII)
-"""What Ollama writes before an id, and browsers before the path of a model's page."""
+"""Prefix that Ollama writes before an id, and browsers before the path of a page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ REASONS: dict[str, str] = {
     "-pp": _ONE_DEVICE,
     "-tp": _ONE_DEVICE,
 }
-"""What to do about the flags that have no counterpart, for the commands that serve."""
+"""Advice about flags that have no counterpart, for the commands that serve."""
 
 COMMANDS: dict[str, str] = {
     "complete": "`baton generate`",

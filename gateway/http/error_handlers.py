@@ -34,7 +34,7 @@ _COUNTERPARTS = {
     "/slots": "/admin/workers has the slots of each worker",
     "/wake_up": "/admin/models/{name}/load loads a model",
 }
-"""What there is in place of routes of vLLM, llama.cpp and Ollama."""
+"""Counterparts of routes of vLLM, llama.cpp and Ollama."""
 _UNROUTED = {404: RefusalCode.NOT_FOUND, 405: RefusalCode.METHOD_NOT_ALLOWED}
 
 

@@ -76,7 +76,7 @@ COUNTERPARTS = {
     "return_tokens": "send `return_token_ids`",
     "think": "send `enable_thinking`",
 }
-"""What a request may send in place of an option."""
+"""Fields that a request may send in place of an option."""
 
 
 class UnsupportedOptions(Struct, kw_only=True):

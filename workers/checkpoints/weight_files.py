@@ -10,6 +10,8 @@ from actors.process.regular_file import NotRegularFile, open_regular
 from workers.checkpoints.json_files import A_MODEL, MAX_TABLE_BYTES, CheckpointError, read_json
 
 INDEX = "model.safetensors.index.json"
+LFS_POINTER = b"version "
+"""Beginning of a file that `git clone` leaves in place of a large one without Git LFS."""
 MAX_HEADER_BYTES = 32 << 20
 """Above any real header: a name, a type, a shape and two offsets for each of 200,000 tensors."""
 OTHER_FORMATS = ("*.safetensors", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5", "*.msgpack", "*.onnx")
@@ -87,21 +89,25 @@ class WeightFiles:
             try:
                 self._opened[file.name] = safe_open(str(file), framework="numpy")
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(file, "", f"is not a safetensors file: {error}") from error
+                raise CheckpointError(file, "", f"is not a safetensors file: {error}; download it again") from error
         return self._opened[file.name]
 
 
 def _check_file(file: Path) -> None:
-    """Raise `CheckpointError` for what is no regular file, and for a header that is too long to be one."""
+    """Raise `CheckpointError` for what is no regular file, for a pointer of Git LFS, and for a header that is too
+    long to be one."""
     try:
         with open_regular(file) as stream:
-            length = int.from_bytes(stream.read(8), "little")
+            start = stream.read(8)
     except NotRegularFile:
         raise CheckpointError(file, "", "is not a regular file: replace it by one") from None
     except FileNotFoundError:
         raise CheckpointError(file, "", "there is no such file") from None
     except OSError as error:
         raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
+    if start == LFS_POINTER:
+        raise CheckpointError(file, "", "is a pointer of Git LFS in place of the file: `git lfs pull` fetches it")
+    length = int.from_bytes(start, "little")
     if length > MAX_HEADER_BYTES:
         problem = f"a header of {length} bytes is over the bound of {MAX_HEADER_BYTES}"
         raise CheckpointError(file, "", f"is not a safetensors file: {problem}")

@@ -216,7 +216,15 @@ def test_cut_file(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     data = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(data[: len(data) // 2])
-    with pytest.raises(CheckpointError, match="is not a safetensors file"):
+    with pytest.raises(CheckpointError, match=r"is not a safetensors file: .*; download it again$"):
+        open_weights(path)
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path)
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4665\nsize 988097824\n"
+    (path / "model.safetensors").write_text(pointer)
+    with pytest.raises(CheckpointError, match=r"safetensors: is a pointer of Git LFS .*`git lfs pull` fetches it$"):
         open_weights(path)
 
 
