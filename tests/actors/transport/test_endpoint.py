@@ -71,7 +71,7 @@ def test_without_a_temporary_folder_the_run_time_folder_is_used(root: Path, monk
     with LocalEndpoint() as endpoint:
         assert endpoint.path.parent.parent == root
         assert sweep([str(root)]) == 0
-    assert find_endpoints("link") == []
+    assert find_endpoints("gateway-1") == []
 
 
 def test_no_folder_is_a_sentence() -> None:
