@@ -65,6 +65,13 @@ class AttackedServer:
         return sum(each.status != psutil.CONN_LISTEN and each.laddr.port == self.port for each in found)
 
     @property
+    def live_sequences(self) -> int:
+        """Sequences that the gateway has open: on workers, and in its own queue."""
+        lines = self.request("GET", "/metrics")[1].decode().splitlines()
+        counted = ("baton_live_sequences{", "baton_waiting_sequences{")
+        return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(counted))
+
+    @property
     def longest_turn(self) -> LongestTurn:
         """The longest turn of the gateway's event loop since the start, or since `forget_turns`."""
         return LongestTurn.read(self.turns)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.attacks.conftest import SharedServers, assert_idle
+from tests.attacks.http.client import STREAM
 from tests.attacks.server import AttackedServer
 
 
@@ -17,3 +19,16 @@ def test_a_request_is_answered_and_its_turns_are_measured(server: AttackedServer
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics"])
 def test_probes_are_answered(server: AttackedServer, path: str) -> None:
     assert server.request("GET", path)[0] == 200
+
+
+def test_attacks_with_equal_options_share_a_server(server: AttackedServer, servers: SharedServers) -> None:
+    assert servers.with_options() is server
+
+
+def test_a_sequence_that_an_attack_leaves_is_noticed(server: AttackedServer) -> None:
+    with server.connect() as connection:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(STREAM)}\r\n\r\n{STREAM}".encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        with pytest.raises(AssertionError, match="the attack left 1 sequences"):
+            assert_idle(server, within_s=0.0)

@@ -30,6 +30,8 @@ STREAMS = 100
 CHOICES = 64
 """The bound of one request."""
 MIB = 1 << 20
+OWN_SERVER = True
+"""It is overloaded."""
 ROOMY = (
     *("--max-queue", "20000", "--max-batch-size", "2"),
     *("--max-streams-per-worker", "20000", "--max-waiting-streams", "20000"),
@@ -74,23 +76,16 @@ def roomy(tmp_path: Path) -> Iterator[AttackedServer]:
         assert server.longest_turn.cpu_ms < LONGEST_TURN_MS, server.longest_turn
 
 
-def live(server: AttackedServer) -> int:
-    """Sequences that the gateway has open: on the worker, and in its own queue."""
-    lines = server.request("GET", "/metrics")[1].decode().splitlines()
-    counted = ("baton_live_sequences{", "baton_waiting_sequences{")
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(counted))
-
-
 def test_requests_are_queued_and_cancelled_together(roomy: AttackedServer) -> None:
     before = roomy.rss
     crowd = Crowd(roomy, completion(max_tokens=4000))
     with Probing(roomy) as probing:
         crowd.send(COUNT)
-        while live(roomy) < COUNT * 0.9:  # some end meanwhile
+        while roomy.live_sequences < COUNT * 0.9:  # some end meanwhile
             time.sleep(0.05)
         each = (roomy.rss - before) / COUNT
         crowd.leave()
-        while live(roomy):
+        while roomy.live_sequences:
             time.sleep(0.05)
     assert probing.failed == 0
     assert each < 100_000, "bytes of each queued request and its stream"
@@ -101,10 +96,10 @@ def test_the_sequences_of_a_few_requests_are_queued_and_cancelled_together(roomy
     crowd = Crowd(roomy, completion(max_tokens=4000, n=CHOICES))
     with Probing(roomy) as probing:
         crowd.send(COUNT // CHOICES)
-        while live(roomy) < COUNT * 0.9:
+        while roomy.live_sequences < COUNT * 0.9:
             time.sleep(0.05)
         crowd.leave()
-        while live(roomy):
+        while roomy.live_sequences:
             time.sleep(0.05)
     assert probing.failed == 0
 
@@ -128,15 +123,15 @@ def test_the_sequences_of_a_worker_that_dies_are_queued_again(roomy: AttackedSer
     crowd = Crowd(roomy, completion(max_tokens=4000, n=CHOICES))
     with Probing(roomy) as probing:
         crowd.send(COUNT // CHOICES)
-        while (before := live(roomy)) < COUNT * 0.9:
+        while (before := roomy.live_sequences) < COUNT * 0.9:
             time.sleep(0.05)
         (worker,) = psutil.Process(roomy.process.pid).children()
         worker.send_signal(how)
         worker.wait()
-        while live(roomy) < before - CHOICES:
+        while roomy.live_sequences < before - CHOICES:
             time.sleep(0.05)
         crowd.leave()
-        while live(roomy):
+        while roomy.live_sequences:
             time.sleep(0.05)
     assert probing.failed == 0
     assert roomy.request("POST", COMPLETIONS, completion(max_tokens=3), JSON)[0] == 200
@@ -148,7 +143,7 @@ def test_a_server_that_ends_answers_all_that_wait(tmp_path: Path) -> None:
         clients = [http.client.HTTPConnection(HOST, server.port, timeout=60) for _ in range(COUNT // CHOICES)]
         for client in clients:
             client.request("POST", COMPLETIONS, body, JSON)
-        while live(server) < COUNT * 0.9:
+        while server.live_sequences < COUNT * 0.9:
             time.sleep(0.05)
         server.process.terminate()
         answers = [client.getresponse() for client in clients]

@@ -6,6 +6,8 @@ import json
 from tests.attacks.answers.posts import COMPLETIONS, JSON, completion
 from tests.attacks.server import HOST, AttackedServer
 
+OWN_SERVER = True
+"""Its streams are kept for ten minutes."""
 KEPT = {"stream": True, "stream_options": {"resume_s": 600}, "max_tokens": 100}
 
 

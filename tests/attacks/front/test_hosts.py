@@ -7,6 +7,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, ResponseReceived, StreamReset
 
+from tests.attacks.conftest import SharedServers
 from tests.attacks.server import AttackedServer, attacked_server
 
 JSON = {"content-type": "application/json"}
@@ -112,11 +113,10 @@ def test_names_can_be_allowed(tmp_path: Path) -> None:
         assert {host: get(server, host)[0] for host in hosts} == hosts
 
 
-def test_with_a_key_names_are_checked_only_if_they_are_listed(tmp_path: Path) -> None:
+def test_with_a_key_names_are_checked_only_if_they_are_listed(servers: SharedServers, tmp_path: Path) -> None:
     key = "Authorization: Bearer k\r\nConnection: close\r\n\r\n"
     evil = f"GET /v1/models HTTP/1.1\r\nHost: llm.example.org\r\n{key}"
-    with attacked_server(tmp_path, BATON_API_KEY="k") as server:
-        assert raw(server, evil)[0] == 200
+    assert raw(servers.with_options(BATON_API_KEY="k"), evil)[0] == 200
     with attacked_server(tmp_path, BATON_API_KEY="k", BATON_ALLOWED_HOSTS="a.example, b.example") as server:
         assert raw(server, evil)[0] == 403
         assert raw(server, evil.replace("llm.example.org", "b.example"))[0] == 200

@@ -3,10 +3,10 @@
 import http.client
 import json
 import re
-from pathlib import Path
 
 from baton_serve import __version__
-from tests.attacks.server import HOST, AttackedServer, attacked_server
+from tests.attacks.conftest import SharedServers
+from tests.attacks.server import HOST, AttackedServer
 
 OPEN = ("/health", "/health/live", "/health/ready", "/ping", "/v1/health")
 PAGE = ("/", "/page/main.js", "/page/style.css", "/page/x")
@@ -22,7 +22,7 @@ def test_health_and_version_answer(server: AttackedServer) -> None:
     assert server.request("POST", "/health")[0] == 405
 
 
-def test_without_the_key_only_health_and_the_files_of_the_page_are_answered(tmp_path: Path) -> None:
+def test_without_the_key_only_health_and_the_files_of_the_page_are_answered(servers: SharedServers) -> None:
     paths = (
         *OPEN,
         *PAGE,
@@ -46,11 +46,11 @@ def test_without_the_key_only_health_and_the_files_of_the_page_are_answered(tmp_
         "/%68ealth/../metrics",
         "/health%2flive",
     )
-    with attacked_server(tmp_path, BATON_API_KEY="k") as server:
-        answers = {path: server.request("GET", path)[0] for path in (*paths, *closed)}
-        # A path is compared as it was decoded, as the router does.
-        assert {path for path, status in answers.items() if status != 401} == {*OPEN, *PAGE, "/health%2flive"}
-        assert server.request("GET", "/health")[1] == b'{"status":"ready"}', "it names no model"
+    server = servers.with_options(BATON_API_KEY="k")
+    answers = {path: server.request("GET", path)[0] for path in (*paths, *closed)}
+    # A path is compared as it was decoded, as the router does.
+    assert {path for path, status in answers.items() if status != 401} == {*OPEN, *PAGE, "/health%2flive"}
+    assert server.request("GET", "/health")[1] == b'{"status":"ready"}', "it names no model"
 
 
 def test_the_icon_of_the_page_is_allowed_by_its_policy(server: AttackedServer) -> None:

@@ -20,6 +20,8 @@ JSON = {"content-type": "application/json"}
 KEY = "the-admin-key"
 PYTHON = "/usr/bin/python3"
 """A program that another user can run."""
+OWN_SERVER = True
+"""Another process takes its socket."""
 OTHER_USER = pytest.mark.skipif(
     os.geteuid() != 0 or not Path(PYTHON).exists(), reason="only root runs processes of other users"
 )

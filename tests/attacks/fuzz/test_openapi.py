@@ -26,6 +26,8 @@ MAX_TOKENS = 8
 """A request may ask for no more, so that many requests take little time."""
 LIMITS = ("max_tokens", "max_completion_tokens", "n_predict", "min_tokens")
 TIMEOUT_S = 30.0
+OWN_SERVER = True
+"""Random requests drain and restart its workers."""
 UNROUTED = ('"code":"not_found"', '"code":"method_not_allowed"')
 CHECKED = [checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance]
 SETTINGS = hypothesis.settings(
