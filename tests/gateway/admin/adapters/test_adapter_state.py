@@ -150,9 +150,7 @@ def test_a_folder_belongs_to_one_server_and_its_successor(tmp_path: Path) -> Non
     first = AdapterState(folder)
     with pytest.raises(AdapterStateInvalid, match=f"lora_state_dir: another server uses {tmp_path}: each one needs"):
         AdapterState(folder)
-    with pytest.raises(
-        AdapterStateInvalid, match="another server than process 1, from which this one"
-    ):
+    with pytest.raises(AdapterStateInvalid, match="another server than process 1, from which this one"):
         AdapterState(folder, predecessor=1)
     successor = AdapterState(folder, predecessor=os.getpid())
     assert not successor.hold()
