@@ -1,13 +1,11 @@
 """The whole gateway in one process: the workers' supervisors, the router and the server, from start to clean end."""
 
-import asyncio
 import math
-import secrets
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -24,7 +22,6 @@ from actors.supervision.restart_policy import RestartPolicy
 from actors.supervision.worker import WorkerStatus
 from actors.system import ActorSystem
 from actors.transport.endpoint import sweep
-from baton_serve import __version__
 from gateway.admin.adapters.adapter_sources import FetchAdapter
 from gateway.app import create_app
 from gateway.fleet.descriptors import Descriptors
@@ -48,11 +45,11 @@ from gateway.responses.service import ResponseService
 from gateway.routing.admission.request_admission import DEADLINE_MARGIN_S
 from gateway.routing.router import Router
 from gateway.settings import GatewaySettings
+from gateway.shared.opening import Sharing, open_sharing
 from gateway.streaming.resumable import ResumableStreams
+from gateway.tracing.opening import exported_traces
 
 if TYPE_CHECKING:
-    from gateway.shared.limit_leases import LimitLeases
-    from gateway.shared.stream_records import StreamRecords
     from gateway.tracing.otlp import OtlpTraces
 
 _log = structlog.get_logger("gateway.daemon")
@@ -68,21 +65,6 @@ WORKERS_END_S = 15.0
 
 class WorkersGaveUp(Exception):
     """Raised when no worker can be kept alive: there is nothing left to serve. The message has the reasons."""
-
-
-class SharingUnavailable(Exception):
-    """Raised when limits are to be shared, and the package for it is not installed or the URL is invalid."""
-
-
-class Sharing(NamedTuple):
-    """The state that this gateway shares with others through Redis."""
-
-    limits: "LimitLeases"
-    streams: "StreamRecords"
-
-
-class TracesUnavailable(Exception):
-    """Raised when traces are to be exported and the packages for it are not installed."""
 
 
 async def run_daemon(
@@ -124,11 +106,11 @@ async def run_daemon(
     if tls is not None and (warning := tls.warning):
         _log.warning("certificate_refused", problem=warning)
     with closing(ResponseService(settings)) as responses:
-        async with _exported_traces(settings) as traces:
+        async with exported_traces(settings.otlp_traces_endpoint, settings.flush_s) as traces:
             if folders := sweep():  # of gateways that were killed
                 _log.info("stale_sockets_removed", folders=folders)
             router = Router(settings, keys.weight, keys.priority_class)
-            sharing = _open_sharing(settings, keys, router)
+            sharing = open_sharing(settings.redis_url, keys, router.queue)
             counts = Counter(each.model for each in workers)
             models = models or [ModelTerms(name=name) for name in counts]
             most = most_workers([(counts[each.name], each.bytes) for each in models], memory_budget)
@@ -177,52 +159,6 @@ async def run_daemon(
                 raise WorkersGaveUp("; ".join(daemon.reasons))
 
 
-@asynccontextmanager
-async def _exported_traces(settings: GatewaySettings) -> AsyncIterator["OtlpTraces | None"]:
-    """Export traces, if the settings say where to; at the end what is left, for at most `flush_s` seconds. Raises
-    `TracesUnavailable`."""
-    traces = _open_traces(settings)
-    try:
-        yield traces
-    finally:
-        if traces is not None:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(traces.close, settings.flush_s)
-
-
-def _open_traces(settings: GatewaySettings) -> "OtlpTraces | None":
-    """Raises `TracesUnavailable` without the packages of OpenTelemetry."""
-    if not settings.otlp_traces_endpoint:
-        return None
-    try:
-        from gateway.tracing.otlp import OtlpTraces
-    except ImportError as error:
-        text = f"otlp_traces_endpoint needs the packages of OpenTelemetry ({error}): pip install 'baton-serve[otel]'"
-        raise TracesUnavailable(text) from error
-    return OtlpTraces(settings.otlp_traces_endpoint, __version__, asyncio.get_running_loop().time)
-
-
-def _open_sharing(settings: GatewaySettings, keys: ApiKeys, router: Router) -> "Sharing | None":
-    """Raises `SharingUnavailable` without the package of Redis, and for a URL that it does not take."""
-    if not settings.redis_url:
-        return None
-    try:
-        from gateway.shared.limit_leases import LimitLeases
-        from gateway.shared.redis_leases import RedisLeases
-        from gateway.shared.shared_turns import SharedTurns
-        from gateway.shared.stream_records import StreamRecords
-    except ImportError as error:
-        text = f"redis_url needs the package of Redis ({error}): pip install 'baton-serve[redis]'"
-        raise SharingUnavailable(text) from error
-    try:
-        name = secrets.token_hex(12)
-        turns = SharedTurns(router.queue.take_served, router.queue.charge_elsewhere)
-        leases = LimitLeases(RedisLeases(settings.redis_url, name), keys, turns)
-        return Sharing(leases, StreamRecords(settings.redis_url, name))
-    except ValueError as error:
-        raise SharingUnavailable(f"redis_url: {error}") from error
-
-
 def _take_ports(settings: GatewaySettings, tls: Tls | None, joins: RemoteJoin | None) -> Listeners:
     """All, or none. Raises `BindError`."""
     listeners = listen_on_all(settings, tls)
@@ -266,7 +202,7 @@ class _Daemon(Actor[DaemonMessage]):
         manager: ServiceManager,
         responses: ResponseService,
         traces: "OtlpTraces | None",
-        sharing: "Sharing | None",
+        sharing: Sharing | None,
         on_listening: Callable[[str, int], None] | None,
         fetch_adapter: FetchAdapter | None,
     ) -> None:

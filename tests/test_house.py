@@ -46,7 +46,7 @@ PARTS_MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "http": _GATEWAY_BASE | {"keys"},
         "images": _GATEWAY_BASE,
         "streaming": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "images"},
-        "shared": _GATEWAY_BASE | {"keys", "streaming"},
+        "shared": _GATEWAY_BASE | {"routing", "keys", "streaming"},
         "openai": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "images", "streaming"},
         "anthropic": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "images", "streaming"},
         "ollama": _GATEWAY_BASE | {"generation", "routing", "keys", "http", "images", "streaming", "models"},

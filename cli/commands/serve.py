@@ -22,7 +22,7 @@ from cli.config.several.hub_fetch import fetch_adapter
 from cli.terminal.loading import LoadingDisplay, choose_display
 from cli.terminal.ready_message import ReadyMessage
 from gateway.admin.adapters.adapter_state import AdapterState, AdapterStateInvalid
-from gateway.daemon import SharingUnavailable, TracesUnavailable, WorkersGaveUp, run_daemon
+from gateway.daemon import WorkersGaveUp, run_daemon
 from gateway.fleet.take_over import TakeOverFailed
 from gateway.garbage_collection import collect_rarely
 from gateway.host_names import ANY
@@ -32,6 +32,8 @@ from gateway.keys.api_keys import ApiKeys
 from gateway.keys.key_file import ApiKeysInvalid
 from gateway.responses.store.stored import StoreUnavailable
 from gateway.settings import GatewaySettings
+from gateway.shared.opening import SharingUnavailable
+from gateway.tracing.opening import TracesUnavailable
 
 _log = structlog.get_logger("cli.commands.serve")
 

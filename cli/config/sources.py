@@ -91,7 +91,8 @@ def _check_homes(settings: Settings, sources: Mapping[str, str]) -> None:
             try:
                 Path(path).expanduser()
             except RuntimeError as error:
-                raise InvalidSettings(f"{source}: {path!r}: there is no such user; give a path without `~`") from error
+                text = "there is no such user, or it has no home directory"
+                raise InvalidSettings(f"{source}: {path}: {text}") from error
 
 
 def _explain(error: ValidationError, given: Mapping[str, Any], file: Path | None) -> Iterable[str]:

@@ -11,7 +11,7 @@ from workers.checkpoints.gguf.find import MMPROJ_AUTO
 
 
 class EngineSettings(BaseModel):
-    """How a worker schedules sequences, what it caches, and how it reads prompts."""
+    """Batches, caches, speculation, prompts and threads of a worker."""
 
     max_batch_size: int = setting(
         8, ENGINE, "Maximum number of sequences that run at once in one worker.", ge=1, le=MAX_SLOTS

@@ -13,7 +13,7 @@ from workers.precision import CpuTarget, KvDtype, Quantize, WindowCache
 
 
 class ServedModelSettings(BaseModel):
-    """What model is served, by what backend, and how precisely."""
+    """The model, its backend, its precision and its context."""
 
     model: str = setting(
         "", MODEL, "Model directory, GGUF file or Hugging Face model id; empty selects the built-in model.", "MODEL"

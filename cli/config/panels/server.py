@@ -12,7 +12,7 @@ from protocol.bounds import MAX_COUNT, MAX_TOKENS
 
 
 class ServerSettings(BaseModel):
-    """The addresses of a server, the number of its processes, and what it requires of clients."""
+    """Addresses of a server, the number of its processes, its models, and the keys and hosts of clients."""
 
     host: str = setting(GATEWAY.host, SERVER, "Address to listen on.", "HOST", min_length=1)
     port: int = setting(GATEWAY.port, SERVER, "Port to listen on; 0 chooses a free one.", "PORT", ge=0, le=65535)

@@ -9,7 +9,7 @@ from cli.config import model as chosen
 from cli.config.errors import CommandFailed
 from cli.config.model import ChosenModel, check_model, worker_spec
 from cli.config.settings import Settings
-from cli.config.sources import load
+from cli.config.sources import InvalidSettings, load
 from models import builtin_path
 from tests.checkpoints import make_checkpoint
 from workers.checkpoints.checkpoint import CheckpointError
@@ -141,7 +141,7 @@ def test_a_projector_is_a_file_or_a_hub_id(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     assert worker_spec(Settings(mmproj="mmproj-F16.gguf"), model).mmproj == str(tmp_path / "mmproj-F16.gguf")
     for missing in ("mmproj-F32.gguf", "~/nowhere.gguf", "~nobody-of-that-name/m.gguf", "x"):
-        with pytest.raises(CommandFailed, match=f"^--mmproj: {missing}: there is no such"):
+        with pytest.raises((CommandFailed, InvalidSettings), match=f"^--mmproj: {missing}: there is no such"):
             worker_spec(load({"mmproj": missing}), model)
     asked = []
 

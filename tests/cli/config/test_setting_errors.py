@@ -132,9 +132,9 @@ def test_a_file_that_cannot_be_read_as_toml(content: bytes, message: str) -> Non
 
 
 def test_a_path_of_an_unknown_user_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = r"--lora-dir: '~no-such-user/b': there is no such user; give a path"
-    with pytest.raises(InvalidSettings, match=f"^{told}"):
+    problem = "--lora-dir: ~no-such-user/b: there is no such user, or it has no home"
+    with pytest.raises(InvalidSettings, match=f"^{problem}"):
         load({"lora_dirs": ["/a", "~no-such-user/b"]})
     monkeypatch.setenv("BATON_API_KEYS_FILE", "~no-such-user/keys")
-    with pytest.raises(InvalidSettings, match=r"^BATON_API_KEYS_FILE: '~no-such-user/keys'"):
+    with pytest.raises(InvalidSettings, match=r"^BATON_API_KEYS_FILE: ~no-such-user/keys: there is"):
         load({})

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.daemon import SharingUnavailable, run_daemon
+from gateway.daemon import run_daemon
 from gateway.errors import RequestError
 from gateway.keys.account import KeyAccount
 from gateway.keys.api_keys import ApiKeys
@@ -26,6 +26,7 @@ from gateway.routing.placement.wait_queue import WaitQueue
 from gateway.settings import GatewaySettings, GatewaySettingsError
 from gateway.shared import limit_leases, redis_leases
 from gateway.shared.limit_leases import LimitLeases
+from gateway.shared.opening import SharingUnavailable
 from gateway.shared.redis_leases import COSTS, FIELD, Bid, Grant, LeasesUnreachable, RedisLeases
 from gateway.shared.shared_turns import SharedTurns
 from tests.cli.commands.test_serve import DEADLINE_S, SERVE, read_until, serving

@@ -20,9 +20,10 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install 'baton-serve[otel]'")
 
-from gateway.daemon import TracesUnavailable, run_daemon
+from gateway.daemon import run_daemon
 from gateway.http.listener import BindError
 from gateway.settings import GatewaySettings, GatewaySettingsError
+from gateway.tracing.opening import TracesUnavailable
 from gateway.tracing.otlp import MAX_SEQUENCES, OtlpTraces
 from gateway.tracing.traced_request import Attempt, Replay, TracedRequest, TracedSequence
 from protocol.events import StartedStream
