@@ -6,7 +6,7 @@ from tests.attacks.server import AttackedServer
 
 FLOOD = 300
 OWN_SERVER = True
-"""What was refused before is counted, and limits what is logged now."""
+"""Earlier refusals are counted, and limit what is logged now."""
 SECRET = "sk-hunter2"
 
 
