@@ -12,6 +12,8 @@ MAX_CONFIG_BYTES = 8 << 20
 MAX_TABLE_BYTES = 64 << 20
 """Above any real tokenizer or shard index: tokenizer.json of a vocabulary of 262,144 tokens has 33 MiB."""
 
+LFS_POINTER = b"version https://git-lfs"
+"""Beginning of a file that `git clone` leaves in place of a large one without Git LFS."""
 A_MODEL = "a model is a directory in Hugging Face layout, with config.json and safetensors, or a GGUF file"
 """The hint in errors about something else."""
 
@@ -26,6 +28,12 @@ class CheckpointError(LoadRefused):
         self.problem = problem
         where = f"{self.file}: {field}" if field else self.file
         super().__init__(f"{where}: {problem}")
+
+
+def refuse_pointer(file: Path, start: bytes) -> None:
+    """Raise `CheckpointError` for a file that starts as a pointer of Git LFS."""
+    if start.startswith(LFS_POINTER):
+        raise CheckpointError(file, "", "is a pointer of Git LFS in place of the file: `git lfs pull` fetches it")
 
 
 def read_text(file: Path, most: int) -> str:
@@ -45,6 +53,7 @@ def read_text(file: Path, most: int) -> str:
         raise CheckpointError(file, "", f"is larger than the bound of {most} bytes") from None
     except OSError as error:
         raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
+    refuse_pointer(file, content)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

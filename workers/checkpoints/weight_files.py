@@ -7,11 +7,16 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from actors.process.regular_file import NotRegularFile, open_regular
-from workers.checkpoints.json_files import A_MODEL, MAX_TABLE_BYTES, CheckpointError, read_json
+from workers.checkpoints.json_files import (
+    A_MODEL,
+    LFS_POINTER,
+    MAX_TABLE_BYTES,
+    CheckpointError,
+    read_json,
+    refuse_pointer,
+)
 
 INDEX = "model.safetensors.index.json"
-LFS_POINTER = b"version "
-"""Beginning of a file that `git clone` leaves in place of a large one without Git LFS."""
 MAX_HEADER_BYTES = 32 << 20
 """Above any real header: a name, a type, a shape and two offsets for each of 200,000 tensors."""
 OTHER_FORMATS = ("*.safetensors", "*.bin*", "*.pt", "*.pth", "*.gguf", "*.npz", "*.h5", "*.msgpack", "*.onnx")
@@ -98,16 +103,15 @@ def _check_file(file: Path) -> None:
     long to be one."""
     try:
         with open_regular(file) as stream:
-            start = stream.read(8)
+            start = stream.read(len(LFS_POINTER))
     except NotRegularFile:
         raise CheckpointError(file, "", "is not a regular file: replace it by one") from None
     except FileNotFoundError:
         raise CheckpointError(file, "", "there is no such file") from None
     except OSError as error:
         raise CheckpointError(file, "", f"cannot be read: {error.strerror}") from error
-    if start == LFS_POINTER:
-        raise CheckpointError(file, "", "is a pointer of Git LFS in place of the file: `git lfs pull` fetches it")
-    length = int.from_bytes(start, "little")
+    refuse_pointer(file, start)
+    length = int.from_bytes(start[:8], "little")
     if length > MAX_HEADER_BYTES:
         problem = f"a header of {length} bytes is over the bound of {MAX_HEADER_BYTES}"
         raise CheckpointError(file, "", f"is not a safetensors file: {problem}")

@@ -16,6 +16,8 @@ from tests.quantized import requantize
 from tests.workers.checkpoints.low_bits.low_bit_files import to_stacked_mxfp4
 from workers.checkpoints.checkpoint import CheckpointError, open_weights
 from workers.checkpoints.expert_stacks import ExpertMatrix, is_stack, unstacked
+from workers.checkpoints.gguf.gguf_file import GgufFile
+from workers.checkpoints.json_files import read_json
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -223,9 +225,15 @@ def test_cut_file(tmp_path: Path) -> None:
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path)
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4665\nsize 988097824\n"
-    (path / "model.safetensors").write_text(pointer)
-    with pytest.raises(CheckpointError, match=r"safetensors: is a pointer of Git LFS .*`git lfs pull` fetches it$"):
+    for name in ("model.safetensors", "tokenizer.json", "model.gguf"):
+        (path / name).write_text(pointer)
+    problem = r"is a pointer of Git LFS .*`git lfs pull` fetches it$"
+    with pytest.raises(CheckpointError, match=rf"safetensors: {problem}"):
         open_weights(path)
+    with pytest.raises(CheckpointError, match=rf"tokenizer\.json: {problem}"):
+        read_json(path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=rf"model\.gguf: {problem}"):
+        GgufFile.open(path / "model.gguf")
 
 
 @pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", 3, ""])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from actors.process.regular_file import NotRegularFile, open_regular
 from workers.checkpoints.gguf.metadata import MAX_KEY, Cursor
 from workers.checkpoints.gguf.tensor_types import TYPES, TensorType
-from workers.checkpoints.json_files import CheckpointError
+from workers.checkpoints.json_files import LFS_POINTER, CheckpointError, refuse_pointer
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -57,6 +57,7 @@ class GgufShard:
         self.file = file
         self._map = _map(file)
         cursor = Cursor(file, memoryview(self._map))
+        refuse_pointer(file, self._map[: len(LFS_POINTER)])
         keys, tensors = _counts(cursor)
         self.metadata: Mapping[str, Any] = _metadata(cursor, keys)
         self.tensors: Mapping[str, TensorPlace] = _tensors(cursor, tensors, self.metadata, len(self._map))
