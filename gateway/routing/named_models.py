@@ -60,10 +60,6 @@ class NamedModels:
         """The features of a model by its own name, or of an adapter; None before a worker has loaded it."""
         return capabilities(self._pool, self._pool.parent(model) or model)
 
-    def models(self) -> list[str]:
-        """Names of the models, in the order in which they were added."""
-        return self._pool.models()
-
     def named_or_only(self, model: str | None) -> str:
         """Return the model that a body names, or the own name of the only one. Raises `ModelRequired` if it names none
         and there are several or none."""

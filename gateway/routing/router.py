@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable, Container, Iterable
 from random import Random
 
-import structlog
-
 from actors.actor import Actor, Terminated
 from actors.process.exit_cause import Origin
 from actors.supervision.worker import (
@@ -48,7 +46,6 @@ LAST_MOVES_S = 3.0
 CHECK_MOVES_S = 0.1
 """A pause before it is checked again whether such sequences are left."""
 
-_log = structlog.get_logger("gateway.routing.router")
 _CAUSES = {Origin.OUTSIDE: Cause.KILLED, Origin.MISBEHAVED: Cause.MISBEHAVED}
 """Origins of a loss that no request that ran is the cause of."""
 
