@@ -33,6 +33,7 @@ from gateway.openai.classify.schema import ClassifyBody, ClassList
 from gateway.openai.embeddings.schema import EmbeddingList, EmbeddingsBody
 from gateway.openai.prompt_queries import (
     ApplyTemplateBody,
+    DetokenizeAnswer,
     DetokenizeBody,
     PromptAnswer,
     TokenizeAnswer,
@@ -204,7 +205,7 @@ OPERATIONS: Operations = {
     ("POST", "/v1/score"): _SCORE,
     ("POST", "/score"): _SCORE,
     ("POST", "/tokenize"): _query_of("Tokenize a prompt or messages", TokenizeBody, TokenizeAnswer),
-    ("POST", "/detokenize"): _query_of("Turn tokens into text", DetokenizeBody, PromptAnswer),
+    ("POST", "/detokenize"): _query_of("Turn tokens into text", DetokenizeBody, DetokenizeAnswer),
     ("POST", "/apply-template"): _query_of("Render messages with the chat template", ApplyTemplateBody, PromptAnswer),
     ("GET", "/v1/streams/{id}"): ApiOperation(
         summary="Resume a stream whose connection ended",
