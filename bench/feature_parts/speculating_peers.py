@@ -12,12 +12,14 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.constructed.successor import answer, make_successor
 from bench.harness.engine import Setup
 from bench.harness.http import decode_rate, server
+from bench.harness.settled import compile_graphs
 from bench.harness.shapes import TOKENS
 from bench.harness.sse_client import request
 from bench.peers.llama_cpp import LlamaCpp, completion
@@ -73,9 +75,11 @@ def baton(
     `small` there is no draft model."""
     model = make_successor(folder, shape)
     setup = Setup(model, folder / "graphs", slots, context, backend=backend)
+    compile_graphs(setup.spec())
     words: dict[str, tuple[str, ...]] = {OFF: (), LOOKUP: ("--speculate", "auto")}
     if small:
         draft = make_successor(folder, small, AGREES)
+        compile_graphs(replace(setup, path=draft).spec())
         words[MODEL] = ("--speculate", "auto", "--draft-model", str(draft))
     return {mode: _baton_decode(stack.enter_context(server(setup, *more))) for mode, more in words.items()}
 

@@ -1,4 +1,4 @@
-"""A runner all of whose graphs are ready, as benchmarks need it."""
+"""Graphs that are compiled before anything is measured, as benchmarks need it."""
 
 from workers.engine.runner import Runner
 from workers.process.backends import choose_backend, compile_ahead, load_runner
@@ -6,17 +6,23 @@ from workers.process.spec import WorkerSpec
 
 
 def load_settled(spec: WorkerSpec) -> Runner:
-    """Load a model and wait for its graphs, except those that are compiled when they are first missed.
+    """Load a model and wait for its graphs, except those that are compiled when they are first missed. Raises what
+    `load_runner` raises."""
+    compile_graphs(spec)
+    runner = load_runner(spec, _unreported)
+    runner.settle()
+    return runner
 
-    IREE's are compiled before the model is loaded, at this process's priority: a loaded runner compiles in the
-    processor time that others leave, which on a busy machine takes minutes for each. Raises what `load_runner` raises.
+
+def compile_graphs(spec: WorkerSpec) -> None:
+    """Compile IREE's graphs into the cache, except those that are compiled when they are first missed.
+
+    It is done at this process's priority: a loaded runner, and a server, compile in the processor time that others
+    leave, which on a busy machine takes minutes for each.
     """
     if choose_backend(spec) == "iree":
         for _ in compile_ahead(spec, _unreported, rare=False):
             pass
-    runner = load_runner(spec, _unreported)
-    runner.settle()
-    return runner
 
 
 def _unreported(phase: str, done: int, total: int) -> None:

@@ -44,7 +44,7 @@ from bench.harness.command_line import at_least, command_line, levels, parsed
 from bench.harness.engine import Setup
 from bench.harness.http import server
 from bench.harness.options import SMOKE_CONTEXT, SMOKE_SLOTS, add_backend, add_cache_dir, add_model
-from bench.harness.settled import load_settled
+from bench.harness.settled import compile_graphs
 from bench.harness.shapes import TOKENS, make_model
 from bench.harness.sse_client import StreamedAnswer, request
 
@@ -90,10 +90,10 @@ class Asker:
             await asyncio.gather(*(self.ask(url, self.tokens(48), 4) for _ in range(4)))
 
 
-def compile_graphs(setup: Setup) -> None:
-    """Compile what is not in the cache: a server would do so while it is measured."""
+def compile_apart(setup: Setup) -> None:
+    """Compile what is not in the cache, in a process of its own: a server would do so while it is measured."""
     configure_logging("bench", "warning")
-    load_settled(setup.spec()).close()
+    compile_graphs(setup.spec())
 
 
 def workers(url: str) -> list[dict[str, Any]]:
@@ -296,7 +296,7 @@ def run(args: argparse.Namespace) -> None:
     """Print the table of each part."""
     made, graphs = make_model(args.cache_dir, args.model), args.cache_dir / "graphs"
     setup = Setup(made, graphs, args.streams, args.context, backend=args.backend)
-    compiling = multiprocessing.get_context("spawn").Process(target=compile_graphs, args=(setup,))
+    compiling = multiprocessing.get_context("spawn").Process(target=compile_apart, args=(setup,))
     compiling.start()  # not in this process, whose threads would stay on the CPUs of the runner
     compiling.join()
     if compiling.exitcode:
