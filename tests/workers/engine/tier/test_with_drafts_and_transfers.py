@@ -283,17 +283,17 @@ def test_streams_are_those_of_a_worker_without(
                 request = waiting.pop()
                 got[request.stream] = []
                 one.submit(request)
-            elif chance < 0.27 and live:
+            elif chance < 0.34 and live:
                 moved += move(one, other, randomness.choice(live), randomness)
-            elif chance < 0.3 and live:
+            elif chance < 0.37 and live:
                 stream = randomness.choice(live).stream
                 assert one.engine.cancel(stream) is not None
                 assert got[stream] == one.plain(one.live.pop(stream))[: len(got[stream])]
-            elif chance < 0.32:
+            elif chance < 0.39:
                 for worker in workers:
                     worker.engine.settle()
                 _damage(tmp_path / "store", randomness)
-            elif chance < 0.4:
+            elif chance < 0.47:
                 one.engine.settle()
             else:
                 one.step()
