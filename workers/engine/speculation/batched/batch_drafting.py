@@ -35,6 +35,16 @@ MAX_PAUSE = 16
 Choice = Callable[[StepCosts, Callable[[int], float], Sequence[Offer], int], ChosenLengths]
 
 
+class _Step(NamedTuple):
+    """The step that is planned: see `BatchDrafting.plan`."""
+
+    costs: StepCosts
+    decoding: Sequence[EngineSequence]
+    known: Sequence[Offer]
+    most: Sequence[int]
+    rows: int
+
+
 class BatchPlan(NamedTuple):
     """Drafts that a step verifies, by the index of the sequence."""
 
@@ -112,10 +122,9 @@ class BatchDrafting:
         `known` are the drafts that there are already; up to `most` tokens of each sequence may be drafted. None if the
         drafter fails.
         """
-        began = self._clock()
+        began, step = self._clock(), _Step(costs, decoding, known, most, rows)
         try:
-            prepared = self._prepare(costs, decoding, known, most, rows)
-            planned = self._plan(costs, decoding, known, most, rows)
+            prepared, planned = self._prepare(step), self._plan(step)
         except Exception as error:  # noqa: BLE001 - an error of a drafter must not end the streams
             self._failed(error)
             return None
@@ -162,14 +171,8 @@ class BatchDrafting:
         """Close the drafter."""
         self._drafter.close()
 
-    def _plan(
-        self,
-        costs: StepCosts,
-        decoding: Sequence[EngineSequence],
-        known: Sequence[Offer],
-        most: Sequence[int],
-        rows: int,
-    ) -> BatchPlan:
+    def _plan(self, step: _Step) -> BatchPlan:
+        costs, decoding, known, most, rows = step
         offers = [
             self._offer(sequence, offer, room) for sequence, offer, room in zip(decoding, known, most, strict=True)
         ]
@@ -230,30 +233,23 @@ class BatchDrafting:
             self._costs.record_draft(len(opened), steps, self._clock() - began)
         return {at: draft for at, draft in opened.items() if draft.tokens}
 
-    def _prepare(
-        self,
-        costs: StepCosts,
-        decoding: Sequence[EngineSequence],
-        known: Sequence[Offer],
-        most: Sequence[int],
-        rows: int,
-    ) -> bool:
+    def _prepare(self, step: _Step) -> bool:
         """Compute some of the tokens that the drafter lacks, of sequences for which it is worth it, those that lack
         least first. The call takes about as long as a step at most. Returns whether any were computed."""
-        alone = costs.measured(len(decoding))
+        decoding, alone = step.decoding, step.costs.measured(len(step.decoding))
         lacking = [
             (missing, at)
-            for at, (sequence, offer, room) in enumerate(zip(decoding, known, most, strict=True))
+            for at, (sequence, offer, room) in enumerate(zip(decoding, step.known, step.most, strict=True))
             if room
-            and not self._looked_up(sequence, offer)
             and (missing := self._drafter.missing(sequence))
+            and not self._looked_up(sequence, offer)
             and self._drafter.room(sequence)
         ]
         if not lacking or not alone:
             return False
         token_s = self._costs.prepared(1) or 0.0
         tokens = max(1, int(alone / token_s)) if token_s else 1
-        saved = self._saved(costs, alone, decoding, known, most, rows)
+        saved = self._saved(step, alone)
         described = [Lacking(missing, _tokens_left(decoding[at]), saved[at]) for missing, at in lacking]
         worth = [decoding[lacking[index][1]] for index in worth_preparing(described, token_s, tokens)]
         if not worth and self._budget.allows_probe:
@@ -265,17 +261,10 @@ class BatchDrafting:
             self._costs.record_prepared(count, self._clock() - began)
         return True
 
-    def _saved(
-        self,
-        costs: StepCosts,
-        alone: float,
-        decoding: Sequence[EngineSequence],
-        known: Sequence[Offer],
-        most: Sequence[int],
-        rows: int,
-    ) -> list[float]:
+    def _saved(self, step: _Step, alone: float) -> list[float]:
         """Return the seconds that drafts of each sequence may save for each of its tokens, beside the drafts that are
         `known`, once all of them are ready. `alone` is the time of a step without any."""
+        costs, decoding, known, most, rows = step
         offers = [
             offer if self._looked_up(sequence, offer) else self._own_offer(sequence, room)
             for sequence, offer, room in zip(decoding, known, most, strict=True)
